@@ -1,0 +1,79 @@
+"""The `paddock` command. Commands parse, call the library, and print; each is imported when run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from paddock import __version__
+from paddock.errors import PaddockError
+
+COMMANDS = {
+    "serve": ("paddock.cli.serve", "Serve an environment over HTTP, WebSocket and MCP."),
+    "check": ("paddock.cli.check", "Find out what an environment or a server gets wrong."),
+    "new": ("paddock.cli.new", "Start a project for an environment of your own."),
+    "doctor": ("paddock.cli.doctor", "Tell what this machine has and lacks."),
+}
+INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """Knows every command by name and loads only the one that is run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="paddock")
+def paddock() -> None:
+    """Environments for LLM agents: serve them, check them, act in them."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line. Errors end with their own exit code, and a hint under the message."""
+    try:
+        result = paddock.main(arguments, standalone_mode=False)
+    except PaddockError as error:
+        complain(error.message, error.hint)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        complain("interrupted")
+        sys.exit(INTERRUPTED)
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def complain(message: str, hint: str | None = None) -> None:
+    """Say what went wrong on stderr, and what to do about it."""
+    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    click.echo(message, err=True)
+    if hint:
+        click.secho("hint: ", fg="cyan", nl=False, err=True)
+        click.echo(hint, err=True)
+
+
+def note(text: str) -> None:
+    """Words go to stderr; stdout is for data."""
+    click.echo(text, err=True)
+
+
+def print_json(document: Any) -> None:
+    from paddock.protocol.codec import encode
+
+    click.echo(encode(document).decode())

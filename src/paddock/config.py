@@ -1,0 +1,120 @@
+"""Limits, timeouts and settings as values, and the one place where environment variables are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from paddock.errors import ConfigError
+
+Mode = Literal["simulation", "production"]
+MEBIBYTE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one server grants. Times are in seconds; None means no limit."""
+
+    max_sessions: int = 1
+    queue_timeout: float = 0.0
+    """How long a newcomer waits for a slot when the server is full. 0 refuses at once."""
+    session_timeout: float | None = 1800.0
+    """A session without an attached socket is closed after this long without a request."""
+    resume_window: float = 60.0
+    """How long the session of a dropped socket waits for its client."""
+    give_way_after: float = 5.0
+    """When the server is full, a session whose socket dropped this long ago makes room."""
+    step_timeout: float | None = 300.0
+    """How long reset, step, state or a tool call may take, unless the request asks for less."""
+    drain_grace: float = 10.0
+    """How long running steps may go on after SIGTERM."""
+    message_bytes: int = 100 * MEBIBYTE
+    threads: int = 64
+    """Threads that run sync environments."""
+    ping_interval: float = 20.0
+    ping_timeout: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.max_sessions < 1:
+            raise ConfigError(f"max_sessions is {self.max_sessions}", hint="allow at least one session")
+        for name in ("session_timeout", "step_timeout"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} is {value}", hint="give seconds above 0, or None for no limit")
+        for name in ("queue_timeout", "resume_window", "give_way_after", "drain_grace"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds, 0 or more")
+        if self.message_bytes < 1 or self.threads < 1:
+            raise ConfigError("message_bytes and threads must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ConcurrencyConfig:
+    """OpenEnv's form of the two limits it knows; `create_app` takes it."""
+
+    max_concurrent_envs: int = 1
+    session_timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may talk to the server."""
+
+    token: str | None = field(default=None, repr=False)
+    """Bearer token that every request must carry. None lets everybody on this machine in."""
+    hosts: frozenset[str] = frozenset()
+    """Values of the Host header that are ours, beside the loopback names. Empty with a token: any."""
+    origins: frozenset[str] = frozenset()
+    """Browser origins allowed beside our own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """All that `create_app` decides, in one value."""
+
+    limits: Limits = field(default_factory=Limits)
+    access: Access = field(default_factory=Access)
+    mode: Mode = "simulation"
+    web: bool = False
+
+    def with_limits(self, **changes: object) -> ServerConfig:
+        return replace(self, limits=replace(self.limits, **changes))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """The environment variables Paddock knows, read once."""
+
+    auth_token: str | None = field(default=None, repr=False)
+    mode: Mode = "simulation"
+    max_sessions: int | None = None
+    web: bool = False
+    readme_path: str | None = None
+
+
+def read_variables(environ: Mapping[str, str] | None = None) -> Variables:
+    """Read `PADDOCK_*`, and the variables OpenEnv gives the same meaning to."""
+    source = os.environ if environ is None else environ
+    mode = source.get("PADDOCK_MODE") or source.get("OPENENV_MODE") or "simulation"
+    count = source.get("PADDOCK_MAX_SESSIONS") or source.get("MAX_CONCURRENT_ENVS")
+    if count is not None and not count.isdigit():
+        raise ConfigError(f"PADDOCK_MAX_SESSIONS is {count!r}", hint="give a whole number")
+    return Variables(
+        auth_token=source.get("PADDOCK_AUTH_TOKEN") or None,
+        mode=parse_mode(mode),
+        max_sessions=int(count) if count else None,
+        web=source.get("ENABLE_WEB_INTERFACE", "").lower() in ("true", "1", "yes"),
+        readme_path=source.get("ENV_README_PATH") or None,
+    )
+
+
+def parse_mode(value: str) -> Mode:
+    """`simulation` (reset, step and state over HTTP) or `production` (agents only)."""
+    lowered = value.lower()
+    if lowered == "simulation":
+        return "simulation"
+    if lowered == "production":
+        return "production"
+    raise ConfigError(f"mode is {value!r}", hint="use simulation or production")

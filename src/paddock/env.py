@@ -1,0 +1,197 @@
+"""What an author writes: an Environment with typed actions, or a ToolEnvironment with tools.
+
+Methods may be plain or `async`. Everything OpenEnv puts on an environment class keeps its name and
+meaning here: `SUPPORTS_CONCURRENT_SESSIONS`, `REQUIRES_SINGLE_THREAD_EXECUTOR`, `reset_async`,
+`step_async`, `close`, `get_metadata`, `transform`, `rubric`, and the task methods `list_splits`,
+`list_tasks`, `num_tasks`, `get_task`, `get_task_range`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
+
+from paddock.errors import ConfigError, EnvironmentFailure, ToolFailure, ToolNotFound
+from paddock.protocol.mcp import tool_info, tool_result
+from paddock.protocol.redact import redact
+from paddock.tools import ToolReturn, ToolSpec, collect_tools, tool
+from paddock.types import (
+    Action,
+    CallToolAction,
+    CallToolObservation,
+    EnvironmentMetadata,
+    ListToolsAction,
+    ListToolsObservation,
+    Observation,
+    State,
+    ToolErrorInfo,
+)
+
+__all__ = ["Environment", "ToolEnvironment", "ToolReturn", "tool"]
+
+logger = logging.getLogger("paddock.environment")
+ActionT = TypeVar("ActionT", bound=Action)
+ObservationT = TypeVar("ObservationT", bound=Observation)
+StateT = TypeVar("StateT", bound=State)
+
+
+class Environment(Generic[ActionT, ObservationT, StateT]):
+    """An environment with typed actions: `class Counter(Environment[Add, Total, State])`."""
+
+    concurrent_sessions: ClassVar[bool] = False
+    """Whether instances can live side by side in one process. Without it a server grants one session."""
+    inline: ClassVar[bool] = False
+    """Declare reset, step and state cheap (well under a millisecond): they run without a thread.
+    A class that turns out slow is moved to threads, with a warning."""
+    step_timeout: ClassVar[float | None] = None
+    """Seconds a call may take; None leaves it to the server's `--step-timeout`."""
+
+    action_type: ClassVar[Any] = Action
+    observation_type: ClassVar[Any] = Observation
+    reset_observation_type: ClassVar[Any] = None
+    state_type: ClassVar[Any] = State
+
+    def __init__(self, transform: Callable[[Any], Any] | None = None, rubric: Any = None) -> None:
+        self.transform = transform
+        self.rubric = rubric
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for base in getattr(cls, "__orig_bases__", ()):
+            origin = get_origin(base)
+            if not (isinstance(origin, type) and issubclass(origin, Environment)):
+                continue
+            names = ("action_type", "observation_type", "state_type")
+            for name, argument in zip(names, get_args(base), strict=False):
+                if not isinstance(argument, TypeVar) and name not in vars(cls):
+                    setattr(cls, name, argument)
+
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> ObservationT:
+        """Begin a new episode and return what the agent sees first."""
+        raise EnvironmentFailure(f"{type(self).__name__} has no reset()", hint="define reset and step")
+
+    def step(self, action: ActionT) -> ObservationT:
+        """Carry out one action."""
+        raise EnvironmentFailure(f"{type(self).__name__} has no step()", hint="define reset and step")
+
+    @property
+    def state(self) -> StateT | None:
+        """Where the episode stands. None lets the server answer with its own count of steps."""
+        return None
+
+    def close(self) -> None:
+        """Release what the environment holds. Called exactly once."""
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """What `/metadata` shows."""
+        name = type(self).__name__
+        text = inspect.getdoc(type(self))
+        inherited = text == inspect.getdoc(Environment) or text == inspect.getdoc(ToolEnvironment)
+        return EnvironmentMetadata(
+            name=name, description=text if text and not inherited else f"{name} environment"
+        )
+
+
+class ToolEnvironment(Environment[Action, Observation, State]):
+    """An environment whose actions are calls of its `@tool` methods.
+
+    Agents reach the tools over MCP, or as `list_tools` and `call_tool` actions of `step`.
+    """
+
+    mcp_calls_are_steps: ClassVar[bool] = True
+    """Whether a call over MCP counts as a step of the episode, like the same call through `step`."""
+
+    reset_observation_type: ClassVar[Any] = Observation
+    observation_type: ClassVar[Any] = CallToolObservation
+    tools: ClassVar[dict[str, ToolSpec]] = {}
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.tools = collect_tools(cls)
+        cls.action_type = CallToolAction
+        if cls.inline and any(spec.is_async for spec in cls.tools.values()):
+            raise ConfigError(f"{cls.__name__} is inline but has async tools", hint="drop inline = True")
+
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Observation:
+        return Observation()
+
+    def step(self, action: Any) -> Observation:
+        """List the tools, or call one that is not async."""
+        if isinstance(action, ListToolsAction):
+            return self._tool_list()
+        try:
+            return self._observe(action, self.call_tool(action.tool_name, action.arguments))
+        except ToolFailure as error:
+            return self._observe_failure(action, error)
+
+    async def step_async(self, action: Any) -> Observation:
+        """Like `step`, for environments with async tools."""
+        if isinstance(action, ListToolsAction):
+            return self._tool_list()
+        try:
+            return self._observe(action, await self.call_tool_async(action.tool_name, action.arguments))
+        except ToolFailure as error:
+            return self._observe_failure(action, error)
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Call a tool that is not async. Raises ToolNotFound, InvalidToolArguments or ToolFailure."""
+        spec, keywords = self._bind(name, arguments)
+        return _guard(spec, self, keywords)
+
+    async def call_tool_async(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Call any tool. Plain ones run on a thread, for they may block."""
+        spec, keywords = self._bind(name, arguments)
+        if spec.is_async:
+            return await _guard_async(spec, self, keywords)
+        return await asyncio.to_thread(_guard, spec, self, keywords)
+
+    @classmethod
+    def has_async_tools(cls) -> bool:
+        return any(spec.is_async for spec in cls.tools.values())
+
+    def _bind(self, name: str, arguments: dict[str, Any]) -> tuple[ToolSpec, dict[str, Any]]:
+        spec = self.tools.get(name)
+        if spec is None:
+            known = ", ".join(self.tools) or "none"
+            raise ToolNotFound(f"Unknown tool: {name!r}", hint=f"tools here: {known}", tool_name=name)
+        return spec, spec.check(arguments)
+
+    def _tool_list(self) -> ListToolsObservation:
+        return ListToolsObservation(tools=[tool_info(spec) for spec in self.tools.values()])
+
+    def _observe(self, action: CallToolAction, value: Any) -> CallToolObservation:
+        reward, done = None, False
+        if isinstance(value, ToolReturn):
+            value, reward, done = value.value, value.reward, value.done
+        result = tool_result(value)
+        return CallToolObservation(tool_name=action.tool_name, result=result, reward=reward, done=done)
+
+    def _observe_failure(self, action: CallToolAction, error: ToolFailure) -> CallToolObservation:
+        info = ToolErrorInfo(error_type=error.error_type, message=error.message)
+        return CallToolObservation(tool_name=action.tool_name, error=info)
+
+
+def _guard(spec: ToolSpec, environment: ToolEnvironment, keywords: dict[str, Any]) -> Any:
+    try:
+        return spec.function(environment, **keywords)
+    except ToolFailure:
+        raise
+    except Exception as error:
+        raise _failed(spec, error) from error
+
+
+async def _guard_async(spec: ToolSpec, environment: ToolEnvironment, keywords: dict[str, Any]) -> Any:
+    try:
+        return await spec.function(environment, **keywords)
+    except ToolFailure:
+        raise
+    except Exception as error:
+        raise _failed(spec, error) from error
+
+
+def _failed(spec: ToolSpec, error: Exception) -> ToolFailure:
+    logger.error("tool %s failed", spec.name, exc_info=error)
+    return ToolFailure(redact(f"{type(error).__name__}: {error}"), tool_name=spec.name)

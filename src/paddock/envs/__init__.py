@@ -1,0 +1,6 @@
+"""The environments shipped with Paddock, by the name `paddock serve` knows them under."""
+
+SHIPPED = {
+    "echo": "paddock.envs.echo:Echo",
+    "counter": "paddock.envs.counter:Counter",
+}

@@ -1,0 +1,287 @@
+"""Every error Paddock raises, as one tree.
+
+PaddockError
+├── ConfigError                    a flag, a target or a class cannot be used as given
+│   ├── TargetError
+│   └── ConcurrencyConfigurationError
+├── RequestError                   the message is wrong; nothing was executed
+│   ├── InvalidJSON
+│   ├── UnknownType
+│   ├── InvalidMessage
+│   ├── MessageTooBig
+│   ├── Unauthorized
+│   └── Forbidden
+├── SessionError                   there is no session to act in
+│   ├── SessionNotFound
+│   ├── SessionTaken
+│   ├── SessionBusy
+│   ├── SessionClosed
+│   ├── ReplyExpired
+│   ├── CapacityReached
+│   │   └── QueueTimeout
+│   └── ServerDraining
+├── EnvironmentFailure             the environment's own code failed
+│   ├── FactoryError
+│   ├── StepTimeout
+│   ├── StepCancelled
+│   ├── NotSupported
+│   └── ToolFailure
+│       ├── ToolNotFound
+│       └── InvalidToolArguments
+└── ClientError                    seen by a caller of `Client`
+    ├── ConnectFailed
+    ├── EpisodeLost
+    ├── DeadlineExceeded
+    └── ServerError
+
+An error carries all that a transport needs to tell it: `code` crosses the wire, `http_status` and
+`rpc_code` are its HTTP and JSON-RPC forms, `exit_code` is what the command line ends with, `hint`
+says what to do about it, and `data` holds the values behind the message.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class PaddockError(Exception):
+    """The root. Catch it to catch everything that Paddock raises on purpose."""
+
+    code: ClassVar[str] = "PADDOCK_ERROR"
+    kind: ClassVar[str | None] = None
+    """Tells apart errors that share a `code` because OpenEnv has only one for all of them."""
+    http_status: ClassVar[int] = 500
+    rpc_code: ClassVar[int] = -32603
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None, **data: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.data = data
+
+    def __str__(self) -> str:
+        return self.message
+
+    def to_wire(self) -> dict[str, Any]:
+        """The `data` of an error frame: message, code, and whatever else is known."""
+        named = {"kind": self.kind, "hint": self.hint}
+        known = {key: value for key, value in named.items() if value}
+        return {"message": self.message, "code": self.code, **known, **self.data}
+
+
+class ConfigError(PaddockError, ValueError):
+    code = "CONFIG_ERROR"
+    exit_code = 2
+
+
+class TargetError(ConfigError):
+    """The TARGET of a command names no environment that can be loaded."""
+
+    code = "TARGET_ERROR"
+
+
+class ConcurrencyConfigurationError(ConfigError):
+    """More sessions were asked for than the environment class says it can take."""
+
+    code = "CONCURRENCY_ERROR"
+
+
+class RequestError(PaddockError):
+    code = "REQUEST_ERROR"
+    http_status = 400
+    rpc_code = -32600
+
+
+class InvalidJSON(RequestError):
+    code = "INVALID_JSON"
+    http_status = 422
+    rpc_code = -32700
+
+
+class UnknownType(RequestError):
+    code = "UNKNOWN_TYPE"
+
+
+class InvalidMessage(RequestError):
+    """A field is missing, unknown or wrong; `data["errors"]` names each one."""
+
+    code = "VALIDATION_ERROR"
+    http_status = 422
+    rpc_code = -32602
+
+
+class MessageTooBig(RequestError):
+    code = "MESSAGE_TOO_BIG"
+    http_status = 413
+
+
+class Unauthorized(RequestError):
+    code = "UNAUTHORIZED"
+    http_status = 401
+
+
+class Forbidden(RequestError):
+    """A foreign browser origin or host asked."""
+
+    code = "FORBIDDEN"
+    http_status = 403
+
+
+class SessionError(PaddockError):
+    code = "SESSION_ERROR"
+    http_status = 409
+    rpc_code = -32600
+
+
+class SessionNotFound(SessionError, LookupError):
+    """No session has this token: it never existed, was closed, or was kept too long unused."""
+
+    kind = "not_found"
+    http_status = 404
+    rpc_code = -32602
+
+
+class SessionTaken(SessionError):
+    """Another socket is attached to this session."""
+
+    kind = "taken"
+
+
+class SessionBusy(SessionError):
+    """An earlier step ran over its deadline and still holds the environment."""
+
+    kind = "busy"
+
+
+class SessionClosed(SessionError):
+    kind = "closed"
+    http_status = 410
+
+
+class ReplyExpired(SessionError):
+    """The request was carried out, but its answer is no longer kept."""
+
+    kind = "reply_expired"
+
+
+class CapacityReached(SessionError):
+    code = "CAPACITY_REACHED"
+    http_status = 503
+    rpc_code = -32000
+
+
+class QueueTimeout(CapacityReached, TimeoutError):
+    """No slot came free within the time this caller was ready to wait."""
+
+    kind = "queue_timeout"
+
+
+class ServerDraining(SessionError):
+    code = "SERVER_DRAINING"
+    http_status = 503
+    rpc_code = -32000
+
+
+class EnvironmentFailure(PaddockError):
+    code = "EXECUTION_ERROR"
+
+
+class FactoryError(EnvironmentFailure):
+    """The environment could not be built."""
+
+    code = "FACTORY_ERROR"
+    rpc_code = -32000
+
+
+class StepTimeout(EnvironmentFailure, TimeoutError):
+    """The environment did not answer within its deadline."""
+
+    code = "STEP_TIMEOUT"
+    http_status = 504
+
+
+class StepCancelled(EnvironmentFailure):
+    """The caller cancelled the request, or left, before the environment answered."""
+
+    code = "STEP_CANCELLED"
+    http_status = 499
+
+
+class NotSupported(EnvironmentFailure):
+    """The environment does not have this ability (tools, tasks)."""
+
+    code = "NOT_SUPPORTED"
+    http_status = 501
+
+
+class ToolFailure(EnvironmentFailure):
+    """A tool raised. `error_type` is what a tool observation reports."""
+
+    code = "TOOL_ERROR"
+    error_type: ClassVar[str] = "execution_error"
+
+
+class ToolNotFound(ToolFailure, LookupError):
+    error_type = "tool_not_found"
+    rpc_code = -32602
+
+
+class InvalidToolArguments(ToolFailure):
+    error_type = "invalid_args"
+    rpc_code = -32602
+
+
+def tool_error_class(error_type: str) -> type[ToolFailure]:
+    """The class for the `error_type` of a tool observation."""
+    found = {kind.error_type: kind for kind in (ToolNotFound, InvalidToolArguments)}
+    return found.get(str(getattr(error_type, "value", error_type)), ToolFailure)
+
+
+class ClientError(PaddockError):
+    code = "CLIENT_ERROR"
+
+
+class ConnectFailed(ClientError, ConnectionError):
+    code = "CONNECT_FAILED"
+
+
+class EpisodeLost(ClientError, ConnectionError):
+    """The connection dropped and the episode cannot be resumed: `reset()` starts a new one."""
+
+    code = "EPISODE_LOST"
+
+
+class DeadlineExceeded(ClientError, TimeoutError):
+    """The server did not answer in time. What it did is unknown until it answers."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class ServerError(ClientError):
+    """An error that the server reported under a code this client does not know."""
+
+    code = "SERVER_ERROR"
+
+
+def from_wire(data: dict[str, Any]) -> PaddockError:
+    """The error that an error frame's `data` describes."""
+    rest = dict(data)
+    code = rest.pop("code", None)
+    kind = rest.pop("kind", None)
+    message = str(rest.pop("message", "the server reported an error"))
+    hint = rest.pop("hint", None)
+    found = _BY_NAME.get((str(code), kind)) or _BY_NAME.get((str(code), None))
+    if found is None:
+        return ServerError(f"{message} (code: {code})", hint=hint, server_code=code, **rest)
+    return found(message, hint=hint, **rest)
+
+
+def _family(root: type[PaddockError]) -> list[type[PaddockError]]:
+    return [root, *(found for child in root.__subclasses__() for found in _family(child))]
+
+
+# The first class under a name keeps it: a parent comes before the children that add no name of their own.
+_BY_NAME: dict[tuple[str, str | None], type[PaddockError]] = {}
+for _class in _family(PaddockError):
+    _BY_NAME.setdefault((_class.code, _class.kind), _class)

@@ -1,0 +1,129 @@
+"""Values to JSON bytes, once per message.
+
+Plain models go to orjson as their own `__dict__`; models that define how they serialise are asked.
+What JSON cannot say becomes what OpenEnv sends for it: NaN is null, sets are arrays, numpy arrays
+are arrays, datetimes are ISO strings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from paddock.errors import EnvironmentFailure
+
+OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATETIME
+
+
+def encode(value: Any) -> bytes:
+    """JSON bytes of `value`. Raises EnvironmentFailure for what JSON cannot express."""
+    try:
+        return orjson.dumps(value, _jsonable, OPTIONS)
+    except TypeError:
+        return _encode_odd(value)
+
+
+def split_observation(observation: Any) -> tuple[dict[str, Any], Any, bool, dict[str, Any]]:
+    """The fields of an observation, its reward, whether it ends the episode, and its metadata."""
+    fields = model_fields(observation)
+    reward = fields.pop("reward", None)
+    done = bool(fields.pop("done", False))
+    return fields, reward, done, fields.get("metadata") or {}
+
+
+def observation_data(observation: Any) -> dict[str, Any]:
+    """The `data` of an observation frame: `metadata` stands at the top only when there is any."""
+    fields, reward, done, metadata = split_observation(observation)
+    data = {"observation": fields, "reward": reward, "done": done}
+    if metadata:
+        data["metadata"] = metadata
+    return data
+
+
+def observation_body(observation: Any) -> dict[str, Any]:
+    """The body of an HTTP answer: `metadata` is always there, and the reward is a float."""
+    fields, reward, done, metadata = split_observation(observation)
+    reward = None if reward is None else float(reward)
+    return {"observation": fields, "reward": reward, "done": done, "metadata": metadata or None}
+
+
+def model_fields(model: Any) -> dict[str, Any]:
+    """A fresh dict of a model's fields, ready for `encode`."""
+    if isinstance(model, dict):
+        return dict(model)
+    if not isinstance(model, BaseModel):
+        raise EnvironmentFailure(
+            f"the environment returned {type(model).__name__}",
+            hint="return an Observation (or State), or a dict of its fields",
+        )
+    if not _is_plain(type(model)):
+        return _dump(model)
+    fields = dict(model.__dict__)
+    if model.__pydantic_extra__:
+        fields.update(model.__pydantic_extra__)
+    return fields
+
+
+_PLAIN: dict[type[BaseModel], bool] = {}
+
+
+def _is_plain(kind: type[BaseModel]) -> bool:
+    """Whether `__dict__` is all there is to say: no serialisers, computed fields, aliases, exclusions."""
+    known = _PLAIN.get(kind)
+    if known is None:
+        known = _PLAIN[kind] = not any(_says_how(node) for node in _nodes(kind.__pydantic_core_schema__))
+    return known
+
+
+def _says_how(node: dict[str, Any]) -> bool:
+    return bool(
+        node.get("serialization")
+        or node.get("computed_fields")
+        or node.get("serialization_alias")
+        or node.get("serialization_exclude")
+    )
+
+
+def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        yield schema
+        for key, value in schema.items():
+            if key != "metadata":
+                yield from _nodes(value)
+    elif isinstance(schema, (list, tuple)):
+        for value in schema:
+            yield from _nodes(value)
+
+
+def _dump(model: BaseModel) -> dict[str, Any]:
+    dumped: dict[str, Any] = model.model_dump(mode="json", fallback=_jsonable)
+    return dumped
+
+
+def _jsonable(value: Any) -> Any:
+    """orjson asks this for every value it does not know."""
+    if isinstance(value, BaseModel):
+        return model_fields(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return to_jsonable_python(value)
+
+
+def _encode_odd(value: Any) -> bytes:
+    """Keys that are not strings and integers of any size; slower, so only when `encode` needs it."""
+    try:
+        try:
+            return orjson.dumps(value, _jsonable, OPTIONS | orjson.OPT_NON_STR_KEYS)
+        except TypeError:
+            plain = to_jsonable_python(value, fallback=_jsonable, inf_nan_mode="null")
+            return json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError, PydanticSerializationError) as error:
+        raise EnvironmentFailure(
+            f"the environment's answer cannot be written as JSON: {error}",
+            hint="return strings, numbers, lists, dicts, or models of them",
+        ) from error

@@ -1,0 +1,1 @@
+"""Transports: thin translators between a wire and `paddock.sessions.dispatch`."""

@@ -1,0 +1,56 @@
+"""Who may talk to the server: a bearer token, our own host names, our own browser origins."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from paddock.config import Access
+from paddock.errors import Forbidden, Unauthorized
+
+Header = Callable[[str], str | None]
+LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+
+
+def is_loopback(host: str) -> bool:
+    return host in LOOPBACK or host.startswith("127.")
+
+
+def check_access(access: Access, header: Header) -> None:
+    """Let a request pass, or raise Unauthorized or Forbidden. `header` looks up a header by name."""
+    check_browser(access, header)
+    if access.token is not None and not has_token(access, header):
+        raise Unauthorized(
+            "this server wants its token",
+            hint="send 'Authorization: Bearer TOKEN' (Client(url, token=...), or PADDOCK_AUTH_TOKEN)",
+        )
+
+
+def has_token(access: Access, header: Header) -> bool:
+    """Whether the request carries the server's token. Takes the same time whatever was sent."""
+    scheme, _, given = (header("authorization") or "").partition(" ")
+    expected = (access.token or "").encode()
+    return hmac.compare_digest(given.strip().encode(), expected) and scheme.lower() == "bearer"
+
+
+def check_browser(access: Access, header: Header) -> None:
+    """Refuse pages of other sites, and names that merely resolve to us (DNS rebinding)."""
+    host = _host_name(header("host") or "")
+    if access.token is None and host and not is_loopback(host) and host not in access.hosts:
+        raise Forbidden(
+            f"this server does not answer for the host {host!r}", hint="name it with --allow-host if it is yours"
+        )
+    origin = header("origin")
+    if origin is None or origin in access.origins:
+        return
+    name = _host_name(urlsplit(origin).netloc)
+    if name != host and not (is_loopback(name) and is_loopback(host)):
+        raise Forbidden(f"pages of {origin} may not use this server", hint="allow it with --allow-origin")
+
+
+def _host_name(netloc: str) -> str:
+    """The host without its port: `[::1]:80` is `::1`."""
+    if netloc.startswith("["):
+        return netloc[1:].partition("]")[0].lower()
+    return netloc.partition(":")[0].lower()

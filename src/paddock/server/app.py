@@ -1,0 +1,233 @@
+"""The ASGI application: routes, the gate in front of them, and the service behind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+
+import paddock
+from paddock.config import ConcurrencyConfig, Limits, ServerConfig, parse_mode, read_variables
+from paddock.errors import ConfigError, PaddockError
+from paddock.server import openapi
+from paddock.server.access import check_access, check_browser, has_token
+from paddock.server.http import Episodes, JSONBytes, Tasks, answering, error_response
+from paddock.server.mcp import McpEndpoint
+from paddock.server.service import Service
+from paddock.server.sockets import serve_socket
+from paddock.sessions.blueprint import Blueprint
+from paddock.telemetry.metrics import prometheus
+
+DEFAULT_SESSIONS = 100
+OPEN_PATHS = ("/health",)
+
+
+def create_app(
+    env: Callable[[], Any],
+    action_cls: Any = None,
+    observation_cls: Any = None,
+    env_name: str | None = None,
+    max_concurrent_envs: int | None = None,
+    concurrency_config: Any = None,
+    *,
+    state_cls: Any = None,
+    reset_observation_cls: Any = None,
+    mode: str | None = None,
+    config: ServerConfig | None = None,
+) -> Starlette:
+    """An ASGI application that serves `env`: a class, or a function that makes an instance.
+
+    The first six arguments are OpenEnv's; an app written for it runs with this import instead. `config`
+    holds everything else. Raises ConfigError when the class cannot be served as asked.
+    """
+    blueprint = Blueprint(
+        env,
+        action_type=action_cls,
+        observation_type=observation_cls,
+        state_type=state_cls,
+        reset_observation_type=reset_observation_cls,
+        name=env_name,
+    )
+    chosen = config or default_config(blueprint, max_concurrent_envs, concurrency_config)
+    if mode is not None:
+        chosen = replace(chosen, mode=parse_mode(mode))
+    service = Service(blueprint, chosen)
+    app = Starlette(
+        routes=routes(service),
+        lifespan=partial(_lifespan, service),
+        exception_handlers={HTTPException: _http_error, ClientDisconnect: _client_left, Exception: _server_error},
+    )
+    app.add_middleware(Gate, service=service)
+    app.state.service = service
+    return app
+
+
+def default_config(blueprint: Blueprint, max_sessions: int | None, concurrency: Any) -> ServerConfig:
+    """What OpenEnv's two arguments and the environment variables ask for."""
+    if max_sessions is not None and concurrency is not None:
+        raise ConfigError("max_concurrent_envs and concurrency_config exclude each other")
+    variables = read_variables()
+    if concurrency is not None:
+        known = ConcurrencyConfig(concurrency.max_concurrent_envs, concurrency.session_timeout)
+        limits = Limits(max_sessions=known.max_concurrent_envs)
+        if known.session_timeout is not None:
+            limits = replace(limits, session_timeout=known.session_timeout)
+    else:
+        limits = Limits(max_sessions=max_sessions or variables.max_sessions or default_sessions(blueprint))
+    return ServerConfig(limits=limits, mode=variables.mode, web=variables.web)
+
+
+def default_sessions(blueprint: Blueprint) -> int:
+    return DEFAULT_SESSIONS if blueprint.concurrent else 1
+
+
+def routes(service: Service) -> list[Any]:
+    """All routes. The frequent ones come first: they are tried in order."""
+    simulation = service.config.mode == "simulation"
+    episodes, tasks, about = Episodes(service), Tasks(service), About(service)
+    mcp = McpEndpoint(service)
+    socket = Socket(service)
+    found: list[Any] = [Route("/mcp", mcp)]
+    if simulation:
+        found += [
+            Route("/step", answering(episodes.step), methods=["POST"]),
+            Route("/reset", answering(episodes.reset), methods=["POST"]),
+            Route("/state", answering(episodes.state), methods=["GET"]),
+        ]
+    return [
+        *found,
+        WebSocketRoute("/ws", socket),
+        WebSocketRoute("/mcp", socket),
+        Route("/health", about.health, methods=["GET"]),
+        Route("/metrics", about.metrics, methods=["GET"]),
+        Route("/metadata", answering(about.metadata), methods=["GET"]),
+        Route("/schema", answering(about.schema), methods=["GET"]),
+        Route("/sessions", about.sessions, methods=["GET"]),
+        Route("/openapi.json", about.openapi, methods=["GET"]),
+        Route("/docs", about.docs, methods=["GET"]),
+        Route("/redoc", about.docs, methods=["GET"]),
+        Route("/list_environments", tasks.environments, methods=["GET"]),
+        Route("/{environment}/splits", answering(tasks.splits), methods=["GET"]),
+        Route("/{environment}/tasks", answering(tasks.tasks), methods=["POST"]),
+        Route("/{environment}/num_tasks", answering(tasks.num_tasks), methods=["POST"]),
+        Route("/{environment}/task", answering(tasks.task), methods=["POST"]),
+        Route("/{environment}/task_range", answering(tasks.task_range), methods=["POST"]),
+    ]
+
+
+class Socket:
+    """The ASGI endpoint of both WebSocket paths."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await serve_socket(self.service, scope, receive, send)
+
+
+class About:
+    """What the server says about itself and its environment."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._openapi: dict[str, Any] | None = None
+
+    async def health(self, request: Request) -> Response:
+        """200 while environments can be built and newcomers are welcome; being full is healthy."""
+        service = self.service
+        builds = await service.can_build()
+        statistics = service.manager.statistics()
+        status = "draining" if statistics.draining else "healthy" if builds else "unhealthy"
+        body: dict[str, Any] = {"status": status}
+        if service.config.access.token is None or has_token(service.config.access, request.headers.get):
+            taken = service.manager.slots.taken()
+            body |= asdict(statistics)
+            body |= {"sessions": taken, "available": max(0, statistics.capacity - taken), "can_build": builds}
+            body |= {"environment": service.blueprint.name, "version": paddock.__version__}
+        return JSONBytes(body, 200 if status == "healthy" else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        colleagues, manager = self.service.colleagues, self.service.manager
+        own = prometheus(manager.metrics, manager.statistics(), manager.worker)
+        text = own if colleagues is None else await colleagues.gather_metrics(own)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def metadata(self, request: Request) -> Response:
+        return JSONBytes((await self.service.metadata()).model_dump())
+
+    async def schema(self, request: Request) -> Response:
+        return JSONBytes(self.service.blueprint.schemas())
+
+    async def sessions(self, request: Request) -> Response:
+        return JSONBytes([asdict(info) for info in self.service.manager.sessions()])
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONBytes(self._description())
+
+    async def docs(self, request: Request) -> Response:
+        return HTMLResponse(openapi.page(self._description()))
+
+    def _description(self) -> dict[str, Any]:
+        if self._openapi is None:
+            simulation = self.service.config.mode == "simulation"
+            self._openapi = openapi.describe(self.service.blueprint, simulation=simulation)
+        return self._openapi
+
+
+class Gate:
+    """Checks access before anything else, and sends a request on to the worker that keeps its session."""
+
+    def __init__(self, app: Any, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = scope["headers"]
+
+        def header(name: str) -> str | None:
+            wanted = name.encode()
+            return next((value.decode("latin-1") for known, value in headers if known == wanted), None)
+
+        try:
+            check = check_browser if scope["path"] in OPEN_PATHS else check_access
+            check(self.service.config.access, header)
+        except PaddockError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        colleagues = self.service.colleagues
+        if colleagues is not None and await colleagues.forwarded(scope, receive, send, header):
+            return
+        await self.app(scope, receive, send)
+
+
+@asynccontextmanager
+async def _lifespan(service: Service, app: Starlette) -> AsyncIterator[None]:
+    service.start()
+    try:
+        yield
+    finally:
+        await service.stop()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONBytes({"detail": error.detail}, error.status_code, dict(error.headers or {}))
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _server_error(request: Request, error: Exception) -> Response:
+    return JSONBytes({"detail": f"internal error: {type(error).__name__}", "code": "INTERNAL_ERROR"}, 500)

@@ -1,0 +1,215 @@
+"""WebSockets without ASGI in between: picows reads the frames, uvicorn keeps the port.
+
+uvicorn parses the HTTP request and hands every upgrade to the class in its `ws` setting. Ours takes
+the paths that Paddock owns; all others go to uvicorn's own implementation and so to the ASGI app.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from picows import WSAutoPingStrategy, WSCloseCode, WSListener, WSMsgType, WSUpgradeRequest, WSUpgradeResponse
+from picows import WSUpgradeResponseWithListener as Upgrade
+from picows.picows import WSProtocol  # type: ignore[attr-defined]
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from paddock.errors import InvalidMessage, PaddockError
+from paddock.protocol.messages import write_error
+from paddock.server.access import check_access
+from paddock.server.sockets import converse
+from paddock.server.ws import SESSION_HEADER, Hello
+
+if TYPE_CHECKING:
+    from picows import WSFrame, WSTransport
+
+    from paddock.server.service import Service
+
+PATHS = ("/ws", "/mcp")
+READ_BUFFER = 2048
+HANDSHAKE_TIMEOUT = 10
+TEXT, BINARY, CONTINUATION, PONG, CLOSE = (
+    WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.CONTINUATION, WSMsgType.PONG, WSMsgType.CLOSE,
+)  # fmt: skip
+
+# picows reports every connection; what matters is in the log of sessions.
+quiet = logging.getLogger("paddock.picows")
+quiet.setLevel(logging.CRITICAL)
+
+
+class FastSocket(WSListener):  # type: ignore[misc]
+    """One connection: assembles frames into messages, keeps it alive, applies back-pressure."""
+
+    def __init__(self, service: Service, hello: Hello) -> None:
+        self.service = service
+        self.conversation = converse(service, self, hello)
+        self.transport: WSTransport
+        self._limit = service.config.limits.message_bytes
+        self._parts: list[bytes] = []
+        self._parts_are_text = True
+        self._size = 0
+        self._seen = monotonic()
+        self._pinged: float | None = None
+        self._said_goodbye = False
+
+    # -- Socket -----------------------------------------------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        if not self._said_goodbye:
+            self.transport.send(TEXT, frame)
+
+    def close(self, code: int, reason: str = "") -> None:
+        if not self._said_goodbye:
+            self._said_goodbye = True
+            self.transport.send_close(WSCloseCode(code), reason.encode()[:120])
+            asyncio.get_running_loop().call_later(1.0, self.transport.disconnect)
+
+    # -- WSListener -------------------------------------------------------------------------------
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self.transport = transport
+        self.service.sockets.add(self)
+        self.conversation.begin()
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        self._seen = monotonic()
+        kind = frame.msg_type
+        if kind == TEXT and frame.fin and not self._parts:
+            self.conversation.receive(frame.get_payload_as_bytes())
+        elif kind == CLOSE:
+            self._goodbye(frame)
+        elif kind != PONG:
+            self._assemble(kind, frame)
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        self.service.sockets.discard(self)
+        self.conversation.lost(clean=self._said_goodbye)
+
+    def pause_writing(self) -> None:
+        """The client does not read its answers: take no more requests until it does."""
+        self.transport.underlying_transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.transport.underlying_transport.resume_reading()
+
+    # -- keeping it alive -------------------------------------------------------------------------
+
+    def look_after(self, now: float) -> None:
+        """Ping a silent client; drop one that does not answer."""
+        limits = self.service.config.limits
+        silent_since = self._seen
+        if now - silent_since < limits.ping_interval:
+            self._pinged = None
+        elif self._pinged is None or self._pinged < silent_since:
+            self._pinged = now
+            self.transport.send_ping(b"")
+        elif now - self._pinged > limits.ping_timeout:
+            self.transport.underlying_transport.abort()
+
+    def _goodbye(self, frame: WSFrame) -> None:
+        answered = self._said_goodbye
+        self._said_goodbye = True
+        if not answered:
+            code = frame.get_close_code()
+            self.transport.send_close(WSCloseCode.OK if code == WSCloseCode.NO_INFO else code)
+        self.transport.disconnect()
+
+    def _assemble(self, kind: WSMsgType, frame: WSFrame) -> None:
+        """A fragment, or a binary message: text is put together, binary is refused but read to its end."""
+        if (kind == CONTINUATION) != bool(self._parts):
+            self.close(1002, "a fragment out of order")
+            return
+        if not self._parts:
+            self._parts_are_text = kind == TEXT
+            self._size = 0
+        self._size += frame.payload_size
+        if self._size > self._limit:
+            self.close(1009, f"messages are limited to {self._limit} bytes")
+            return
+        self._parts.append(frame.get_payload_as_bytes())
+        if not frame.fin:
+            return
+        whole, self._parts = b"".join(self._parts), []
+        if self._parts_are_text:
+            self.conversation.receive(whole)
+        else:
+            error = InvalidMessage("Invalid message", hint="send JSON in a text frame, not a binary one", errors=[])
+            self.send(write_error(error))
+
+
+class FastProtocol(WSProtocol):  # type: ignore[misc]
+    """picows' protocol in the form uvicorn expects of a WebSocket implementation."""
+
+    def __init__(self, service: Service, server_state: Any) -> None:
+        limits = service.config.limits
+        super().__init__(
+            None, None, False, self._upgrade, quiet, True, HANDSHAKE_TIMEOUT,
+            False, limits.ping_interval, limits.ping_timeout, WSAutoPingStrategy.PING_WHEN_IDLE,
+            True, limits.message_bytes, None, READ_BUFFER,
+        )  # fmt: skip
+        self.service = service
+        self._connections = server_state.connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connections.add(self)
+        super().connection_made(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connections.discard(self)
+        super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        """uvicorn repeats the request here; from the next byte on, picows reads by itself."""
+        while data:
+            room = self.get_buffer(len(data))
+            taken = min(len(room), len(data))
+            room[:taken] = data[:taken]
+            data = data[taken:]
+            self.buffer_updated(taken)
+
+    def shutdown(self) -> None:
+        """uvicorn is going down, after the service has drained."""
+        if isinstance(self.listener, FastSocket):
+            self.listener.close(1012, "the server is shutting down")
+        else:
+            self.transport.disconnect()
+
+    def _upgrade(self, request: WSUpgradeRequest) -> Upgrade:
+        path, _, query = request.path.decode("latin-1").partition("?")
+        try:
+            check_access(self.service.config.access, request.headers.get)
+        except PaddockError as error:
+            response = WSUpgradeResponse.create_error_response(HTTPStatus(error.http_status), error.message.encode())
+            return Upgrade(response, None)
+        socket = FastSocket(self.service, Hello.read(path, query, request.headers.get))
+        token = socket.conversation.token
+        headers = {SESSION_HEADER: token} if token else None
+        return Upgrade(WSUpgradeResponse.create_101_response(headers), socket)
+
+
+class UpgradeRouter:
+    """Looks at the path of an upgrade and gives it to picows or to uvicorn's own implementation."""
+
+    service: Service
+
+    def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any]) -> None:
+        self._arguments = {"config": config, "server_state": server_state, "app_state": app_state}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        target = data.split(b" ", 2)[1]
+        path = target.partition(b"?")[0].decode("latin-1")
+        protocol: Any
+        if path in PATHS:
+            protocol = FastProtocol(self.service, self._arguments["server_state"])
+        else:
+            protocol = WebSocketsSansIOProtocol(**self._arguments)
+        protocol.connection_made(self._transport)
+        protocol.data_received(data)
+        # uvicorn makes this router the transport's protocol once we return; replace it right after.
+        asyncio.get_running_loop().call_soon(self._transport.set_protocol, protocol)

@@ -1,0 +1,312 @@
+"""HTTP: reading bodies, writing answers, and the routes of the OpenEnv wire.
+
+An episode over HTTP lives in a session that `/reset` hands out as a `Session-Id` header and a cookie.
+Calls without either stay independent: each builds an environment, uses it once and closes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from paddock.errors import CapacityReached, InvalidMessage, MessageTooBig, NotSupported, PaddockError, ServerDraining
+from paddock.protocol.codec import encode, model_fields, observation_body
+from paddock.protocol.episode import GetState, Reset, Step
+from paddock.protocol.messages import ResetArguments, error_list
+from paddock.sessions.session import Door, Session
+
+if TYPE_CHECKING:
+    from paddock.server.service import Service
+
+SESSION_HEADER = "session-id"
+SESSION_COOKIE = "paddock_session"
+ModelT = TypeVar("ModelT", bound=BaseModel)
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class JSONBytes(Response):
+    """An answer that is JSON already, or is encoded once."""
+
+    media_type = "application/json"
+
+    def __init__(self, content: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        super().__init__(content if isinstance(content, bytes) else encode(content), status, headers)
+
+
+class StepBody(BaseModel):
+    """The body of `/step`. Further keys go to `step()` if it takes them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    action: dict[str, Any]
+    timeout_s: float | None = Field(default=None, gt=0)
+    request_id: str | None = Field(default=None, max_length=255)
+
+
+class BadBody(InvalidMessage):
+    """A body that does not fit; `detail` is the list FastAPI would send."""
+
+    def __init__(self, detail: list[dict[str, Any]]) -> None:
+        super().__init__("Invalid request", errors=detail)
+        self.detail = detail
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+async def read_body(receive: Any, limit: int) -> bytes:
+    """The whole body. Raises MessageTooBig as soon as it is over `limit`."""
+    event = await receive()
+    if event["type"] == "http.disconnect":
+        raise ClientDisconnect
+    body: bytes = event.get("body", b"")
+    if not event.get("more_body", False):
+        if len(body) > limit:
+            raise _too_big(limit)
+        return body
+    parts, size = [body], len(body)
+    while event.get("more_body", False):
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(event.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise _too_big(limit)
+    return b"".join(parts)
+
+
+def _too_big(limit: int) -> MessageTooBig:
+    return MessageTooBig(f"the body is over {limit} bytes", hint="raise --max-message-mb, or send less")
+
+
+async def read_model(request: Request, model: type[ModelT], limit: int, *, optional: bool = False) -> ModelT:
+    """The body as a model. Raises BadBody with locations that begin with `body`."""
+    raw = await read_body(request.receive, limit)
+    if not raw:
+        if optional:
+            return model()
+        raise BadBody([{"type": "missing", "loc": ["body"], "msg": "Field required", "input": None}])
+    try:
+        document = from_json(raw)
+    except ValueError as error:
+        raise BadBody([_not_json(raw, error)]) from None
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        detail = error_list(error)
+        for problem in detail:
+            problem["loc"] = ["body", *problem["loc"]]
+            problem.pop("url", None)
+        raise BadBody(detail) from None
+
+
+def _not_json(raw: bytes, error: ValueError) -> dict[str, Any]:
+    position, reason = 0, str(error)
+    try:
+        json.loads(raw)
+    except json.JSONDecodeError as detailed:
+        position, reason = detailed.pos, detailed.msg
+    except (ValueError, RecursionError):
+        pass
+    loc = ["body", position]
+    return {"type": "json_invalid", "loc": loc, "msg": "JSON decode error", "input": {}, "ctx": {"error": reason}}
+
+
+# -- writing ------------------------------------------------------------------------------------------
+
+
+def error_response(error: PaddockError) -> JSONBytes:
+    """Any Paddock error as an HTTP answer."""
+    if isinstance(error, BadBody):
+        return JSONBytes({"detail": error.detail}, 422)
+    if isinstance(error, InvalidMessage):
+        return JSONBytes({"detail": error.data.get("errors") or error.message}, 422)
+    wire = error.to_wire()
+    headers = {"retry-after": "1"} if isinstance(error, (CapacityReached, ServerDraining)) else None
+    return JSONBytes({"detail": wire.pop("message"), **wire}, error.http_status, headers)
+
+
+def answering(endpoint: Endpoint) -> Endpoint:
+    """Turn the errors of an endpoint into answers; the connection stays usable."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except PaddockError as error:
+            return error_response(error)
+
+    return answered
+
+
+# -- the routes ---------------------------------------------------------------------------------------
+
+
+class Episodes:
+    """`/reset`, `/step` and `/state`."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.limit = service.config.limits.message_bytes
+
+    async def reset(self, request: Request) -> Response:
+        arguments = await read_model(request, ResetArguments, self.limit, optional=True)
+        async with self._episode(request, begins=True) as session:
+            left = leaving(request)
+            answer = await self.service.dispatch.ask(session, Reset(arguments.given()), left=left)
+            return self._written(session, observation_body(answer))
+
+    async def step(self, request: Request) -> Response:
+        body = await read_model(request, StepBody, self.limit)
+        action = self._action(body.action)
+        given = {"timeout_s": body.timeout_s, "request_id": body.request_id}
+        extras = {**(body.__pydantic_extra__ or {}), **{k: v for k, v in given.items() if v is not None}}
+        async with self._episode(request) as session:
+            answer = await self.service.dispatch.ask(
+                session, Step(action, extras), timeout=body.timeout_s, left=leaving(request)
+            )
+            return self._written(session, observation_body(answer))
+
+    async def state(self, request: Request) -> Response:
+        async with self._episode(request) as session:
+            answer = await self.service.dispatch.ask(session, GetState(), left=leaving(request))
+            return self._written(session, model_fields(answer))
+
+    @asynccontextmanager
+    async def _episode(self, request: Request, *, begins: bool = False) -> AsyncIterator[Session]:
+        """The session that a request goes on in, a new one if it begins an episode, or one for this call alone."""
+        manager = self.service.manager
+        token = session_token(request)
+        if token is not None:
+            session = manager.find(token)
+            session.went_on = session.went_on or not begins
+            yield session
+            return
+        if begins:
+            try:
+                session = await manager.open(Door.HTTP, wait=0)
+            except CapacityReached:
+                pass
+            else:
+                yield session
+                return
+        async with manager.borrow() as session:
+            yield session
+
+    def _written(self, session: Session, body: dict[str, Any]) -> Response:
+        response = JSONBytes(body)
+        if session.holds_slot and not session.closed:
+            response.headers[SESSION_HEADER] = session.token
+            response.set_cookie(SESSION_COOKIE, session.token, httponly=True, samesite="strict")
+        return response
+
+    def _action(self, document: dict[str, Any]) -> Any:
+        """The typed action. Locations in the error are relative to the action itself."""
+        try:
+            return self.service.blueprint.action_adapter.validate_python(document)
+        except ValidationError as error:
+            detail = error_list(error)
+            for problem in detail:
+                if problem["loc"][:1] in (["call_tool"], ["list_tools"]):
+                    problem["loc"] = problem["loc"][1:]
+            raise BadBody(detail) from None
+
+
+def session_token(request: Request) -> str | None:
+    return request.headers.get(SESSION_HEADER) or request.cookies.get(SESSION_COOKIE)
+
+
+def leaving(request: Request) -> Callable[[], Awaitable[None]]:
+    """Returns when the client of this request hangs up."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    return left
+
+
+class SplitBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    split: str
+
+
+class TaskBody(SplitBody):
+    index: int
+
+
+class TaskRangeBody(SplitBody):
+    start: int | None = None
+    stop: int | None = None
+
+
+class Tasks:
+    """The task routes: what an environment has to offer, split by split."""
+
+    SPLIT_TYPES = ("train", "validation", "test")
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.limit = service.config.limits.message_bytes
+
+    async def environments(self, request: Request) -> Response:
+        return JSONBytes([self.service.blueprint.name])
+
+    async def splits(self, request: Request) -> Response:
+        return JSONBytes([self._split(split) for split in await self._ask(request, "list_splits")])
+
+    async def tasks(self, request: Request) -> Response:
+        body = await read_model(request, SplitBody, self.limit)
+        tasks = await self._ask(request, "list_tasks", body.split)
+        return JSONBytes({"tasks": list(tasks), "env_name": self.service.blueprint.name})
+
+    async def num_tasks(self, request: Request) -> Response:
+        body = await read_model(request, SplitBody, self.limit)
+        return JSONBytes({"num_tasks": await self._ask(request, "num_tasks", body.split)})
+
+    async def task(self, request: Request) -> Response:
+        body = await read_model(request, TaskBody, self.limit)
+        return JSONBytes({"task": await self._ask(request, "get_task", body.split, body.index)})
+
+    async def task_range(self, request: Request) -> Response:
+        body = await read_model(request, TaskRangeBody, self.limit)
+        tasks = await self._ask(request, "get_task_range", body.split, body.start, body.stop)
+        return JSONBytes({"tasks": list(tasks)})
+
+    async def _ask(self, request: Request, method: str, *arguments: Any) -> Any:
+        """Call a task method on an instance of its own."""
+        name = request.path_params["environment"]
+        if name.lower() != self.service.blueprint.name.lower():
+            raise UnknownEnvironment(f"unknown environment {name!r}")
+        if not callable(getattr(self.service.blueprint.cls, method, None)):
+            raise NotSupported(f"{method} is not supported for this environment")
+        async with self.service.manager.borrow() as session:
+            try:
+                return await self.service.manager.invoke(session.environment, method, *arguments)
+            except IndexError:
+                raise InvalidTask("Invalid task index") from None
+            except KeyError as error:
+                raise InvalidTask(f"Invalid split or task: {error}") from None
+
+    def _split(self, split: Any) -> Any:
+        if isinstance(split, str):
+            return {"name": split, "type": split if split in self.SPLIT_TYPES else "validation"}
+        return model_fields(split)
+
+
+class UnknownEnvironment(PaddockError):
+    code = "UNKNOWN_ENVIRONMENT"
+    http_status = 404
+
+
+class InvalidTask(PaddockError):
+    code = "INVALID_TASK"
+    http_status = 400

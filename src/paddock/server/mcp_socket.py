@@ -1,0 +1,102 @@
+"""The talk over one `/mcp` socket: JSON-RPC frames, all in the session of that socket."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from paddock.errors import PaddockError
+from paddock.protocol import jsonrpc
+from paddock.protocol.codec import encode
+from paddock.protocol.jsonrpc import Call, RpcError
+from paddock.server.rpc import SocketCaller, respond
+from paddock.server.ws import CLOSE_CODES, GOING_AWAY, INVALID_TEXT, NORMAL, RESTART, Socket, is_utf8
+from paddock.sessions.session import Door, Session
+
+if TYPE_CHECKING:
+    from paddock.server.service import Service
+
+
+class McpConversation:
+    token = None
+
+    def __init__(self, service: Service, socket: Socket) -> None:
+        self.service = service
+        self.socket = socket
+        self._caller: SocketCaller | None = None
+        self._session: Session | None = None
+        self._early: list[bytes] = []
+        self._opening: asyncio.Task[None] | None = None
+
+    # -- what the transport calls -----------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._opening = self.service.spawn(self._open())
+
+    def receive(self, raw: bytes) -> None:
+        if self._caller is None:
+            self._early.append(raw)
+            return
+        try:
+            calls = jsonrpc.parse(raw)
+        except RpcError as error:
+            if not is_utf8(raw):
+                self.socket.close(INVALID_TEXT, "invalid UTF-8")
+            else:
+                self.socket.send(encode(jsonrpc.failure(error)))
+            return
+        self.service.spawn(self._answer(self._caller, calls))
+
+    def receive_binary(self) -> None:
+        error = RpcError(jsonrpc.INVALID_REQUEST, "Invalid request: send JSON in a text frame, not a binary one")
+        self.socket.send(encode(jsonrpc.failure(error)))
+
+    def lost(self, *, clean: bool) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close("its client left")
+
+    # -- what the session calls -------------------------------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        self.socket.send(frame)
+
+    def session_closed(self, error: PaddockError) -> None:
+        self._session = None
+        self.socket.send(encode(jsonrpc.failure(error)))
+        self.socket.close(RESTART if self.service.manager.draining else GOING_AWAY, error.message)
+
+    async def _open(self) -> None:
+        try:
+            session = await self.service.manager.open(Door.SOCKET)
+        except PaddockError as error:
+            self.socket.send(encode(jsonrpc.failure(error)))
+            self.socket.close(CLOSE_CODES.get(error.code, NORMAL), error.code)
+            return
+        session.attach(self)
+        self._session = session
+        self._caller = SocketCaller(session)
+        early, self._early = self._early, []
+        for raw in early:
+            self.receive(raw)
+
+    async def _answer(self, caller: SocketCaller, calls: list[Call | RpcError] | Call) -> None:
+        if isinstance(calls, Call):
+            response: Any = await respond(self.service, caller, calls)
+        else:
+            response = [answer for call in calls if (answer := await self._answer_one(caller, call)) is not None]
+        if response:
+            self.socket.send(_written(response))
+
+    async def _answer_one(self, caller: SocketCaller, call: Call | RpcError) -> dict[str, Any] | None:
+        return jsonrpc.failure(call) if isinstance(call, RpcError) else await respond(self.service, caller, call)
+
+
+def _written(response: Any) -> bytes:
+    try:
+        return encode(response)
+    except PaddockError as error:
+        known = response.get("id") if isinstance(response, dict) else None
+        return encode(jsonrpc.failure(error, known))

@@ -1,0 +1,184 @@
+"""The JSON-RPC methods that Paddock answers, whichever way a call came.
+
+A `Caller` says which session is meant; the table `METHODS` says what is done in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+import paddock
+from paddock.errors import InvalidToolArguments, PaddockError, SessionError, ToolFailure, ToolNotFound
+from paddock.protocol import jsonrpc, mcp
+from paddock.protocol.episode import CallTool, ListTools
+from paddock.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Call, RpcError
+from paddock.sessions.dispatch import tools_of
+from paddock.sessions.session import Session
+
+if TYPE_CHECKING:
+    from paddock.server.service import Service
+
+Left = Callable[[], Awaitable[None]]
+
+
+class Caller(Protocol):
+    """Who calls, and therefore which session is meant."""
+
+    speaks_mcp: bool
+    """Whether it follows the MCP spec, where a failing tool is a result and not a JSON-RPC error."""
+    left: Left | None
+    """Returns when the caller has gone away, if that can be noticed."""
+
+    def session(self, params: dict[str, Any]) -> AbstractAsyncContextManager[Session]: ...
+    def known_session(self, params: dict[str, Any]) -> Session | None: ...
+    async def initialize(self) -> None: ...
+    async def create(self) -> str: ...
+
+
+class SocketCaller:
+    """A call inside a socket acts in that socket's own session, whatever id it names."""
+
+    left = None
+
+    def __init__(self, session: Session, *, speaks_mcp: bool = False) -> None:
+        self.own = session
+        self.speaks_mcp = speaks_mcp
+
+    def session(self, params: dict[str, Any]) -> AbstractAsyncContextManager[Session]:
+        return nullcontext(self.own)
+
+    def known_session(self, params: dict[str, Any]) -> Session | None:
+        return self.own
+
+    async def initialize(self) -> None:
+        self.speaks_mcp = True
+
+    async def create(self) -> str:
+        return self.own.id
+
+
+async def answer(service: Service, caller: Caller, document: Any) -> dict[str, Any] | None:
+    """Answer one parsed JSON-RPC document; None for a notification."""
+    try:
+        call = jsonrpc.read(document)
+    except RpcError as error:
+        return jsonrpc.failure(error)
+    return await respond(service, caller, call)
+
+
+async def respond(service: Service, caller: Caller, call: Call) -> dict[str, Any] | None:
+    """Carry out one call. Never raises a PaddockError: errors are answers here."""
+    try:
+        method = METHODS.get(call.method)
+        if call.is_notification or call.method.startswith("notifications/"):
+            _notified(caller, call)
+            return None
+        if method is None:
+            raise RpcError(METHOD_NOT_FOUND, f"Method not found: {call.method}")
+        _check_version(call)
+        return jsonrpc.result(await method(service, caller, call), call.id)
+    except PaddockError as error:
+        return jsonrpc.failure(error, call.id)
+
+
+async def _initialize(service: Service, caller: Caller, call: Call) -> dict[str, Any]:
+    await caller.initialize()
+    return {
+        "protocolVersion": mcp.choose_version(call.params.get("protocolVersion")),
+        "capabilities": {"tools": {"listChanged": False}},
+        "serverInfo": server_info(service),
+    }
+
+
+async def _ping(_service: Service, _caller: Caller, _call: Call) -> dict[str, Any]:
+    return {}
+
+
+async def _list_tools(service: Service, caller: Caller, call: Call) -> dict[str, Any]:
+    tools = tools_of(service.blueprint)
+    if tools is not None:
+        caller.known_session(call.params)
+        return {"tools": tools, **mcp.COMPLETE}
+    async with caller.session(call.params) as session:
+        return {"tools": await service.dispatch.ask(session, ListTools(), left=caller.left), **mcp.COMPLETE}
+
+
+async def _call_tool(service: Service, caller: Caller, call: Call) -> Any:
+    name, arguments = call.params.get("name"), call.params.get("arguments")
+    if not name:
+        raise RpcError(INVALID_PARAMS, "Missing 'name' in params")
+    if not isinstance(name, str) or not isinstance(arguments, (dict, type(None))):
+        raise RpcError(INVALID_PARAMS, "Invalid params: name is a string, arguments an object")
+    async with caller.session(call.params) as session:
+        try:
+            request = CallTool(name, arguments or {})
+            return await service.dispatch.ask(session, request, number=("rpc", call.id), left=caller.left)
+        except (ToolNotFound, InvalidToolArguments):
+            raise
+        except ToolFailure as error:
+            if caller.speaks_mcp:
+                return mcp.tool_failure(error.message)
+            raise
+
+
+async def _create_session(_service: Service, caller: Caller, _call: Call) -> dict[str, Any]:
+    return {"session_id": await caller.create()}
+
+
+async def _close_session(service: Service, caller: Caller, call: Call) -> dict[str, Any]:
+    token = call.params.get("session_id")
+    if not token:
+        raise RpcError(INVALID_PARAMS, "Invalid params - 'session_id' is required")
+    if isinstance(caller, SocketCaller) and token == caller.own.id:
+        raise RpcError(INVALID_REQUEST, "Cannot close active WebSocket-managed session via MCP method")
+    session = service.manager.find(str(token))
+    if session.attachment is not None:
+        session.close_when_detached = True
+        return {"session_id": token, "closed": False, "closing": True}
+    session.close("it was closed over MCP")
+    return {"session_id": token, "closed": True}
+
+
+async def _discover(service: Service, _caller: Caller, call: Call) -> dict[str, Any]:
+    return mcp.discovery(server_info(service), call.params)
+
+
+METHODS: dict[str, Callable[[Any, Any, Call], Awaitable[Any]]] = {
+    "initialize": _initialize,
+    "ping": _ping,
+    "server/discover": _discover,
+    "tools/list": _list_tools,
+    "tools/call": _call_tool,
+    "openenv/session/create": _create_session,
+    "openenv/session/close": _close_session,
+}
+
+
+def server_info(service: Service) -> dict[str, Any]:
+    return {"name": f"paddock:{service.blueprint.name}", "version": paddock.__version__}
+
+
+def _check_version(call: Call) -> None:
+    """A request of a revision without `initialize` names its own; refuse those we do not speak."""
+    asked = mcp.stateless_version(call.params)
+    known = (mcp.STATELESS_VERSION, *mcp.SESSION_VERSIONS)
+    if asked is not None and asked not in known:
+        raise RpcError(
+            mcp.UNSUPPORTED_VERSION,
+            f"Unsupported protocol version: {asked}",
+            {"supported": list(known), "requested": asked},
+        )
+
+
+def _notified(caller: Caller, call: Call) -> None:
+    """Of all notifications only a cancellation asks for something."""
+    if call.method != "notifications/cancelled":
+        return
+    try:
+        session = caller.known_session(call.params)
+    except SessionError:
+        return
+    if session is not None:
+        session.cancel(("rpc", call.params.get("requestId")))

@@ -1,0 +1,117 @@
+"""One environment being served: the parts that every transport shares, and their lifetime."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paddock.errors import PaddockError
+from paddock.sessions.dispatch import Dispatch
+from paddock.sessions.manager import SessionManager
+from paddock.types import EnvironmentMetadata
+
+if TYPE_CHECKING:
+    from paddock.config import ServerConfig
+    from paddock.server.workers import Colleagues
+    from paddock.sessions.blueprint import Blueprint
+
+logger = logging.getLogger("paddock.server")
+TICK = 0.1
+LOOK_AT_SOCKETS_EVERY = 10
+
+
+class Watched(Protocol):
+    """A socket that wants to be looked after: pinged when silent, dropped when dead."""
+
+    def look_after(self, now: float) -> None: ...
+
+
+class Service:
+    """Made before the loop runs, started inside it. `manager` exists between start and stop."""
+
+    def __init__(self, blueprint: Blueprint, config: ServerConfig) -> None:
+        blueprint.require_concurrency(config.limits.max_sessions)
+        self.blueprint = blueprint
+        self.config = config
+        self.dispatch = Dispatch(blueprint, config.limits.step_timeout)
+        self.colleagues: Colleagues | None = None
+        self.sockets: set[Watched] = set()
+        self._manager: SessionManager | None = None
+        self._metadata: EnvironmentMetadata | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticks = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def manager(self) -> SessionManager:
+        if self._manager is None:
+            self.start()
+        assert self._manager is not None
+        return self._manager
+
+    def start(self) -> None:
+        """Begin to serve on the running loop. Does nothing if that has happened."""
+        if self._manager is not None:
+            return
+        colleagues, access = self.colleagues, self.config.access
+        self._manager = SessionManager(
+            self.blueprint,
+            self.config.limits,
+            count=colleagues.count if colleagues else None,
+            secrets=(access.token,) if access.token else (),
+            worker=colleagues.number if colleagues else 0,
+        )
+        self._tick()
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Drain: running requests end within `grace`, then every environment is closed."""
+        if self._manager is None:
+            return
+        await self._manager.drain(self.config.limits.drain_grace if grace is None else grace)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._manager = None
+
+    async def metadata(self) -> EnvironmentMetadata:
+        """What the environment says of itself. An instance is asked once."""
+        if self._metadata is None:
+            manager = self.manager
+            environment = await manager.build()
+            try:
+                self._metadata = await manager.threads.call(lambda: self.blueprint.metadata_of(environment))
+            finally:
+                await manager.dispose(environment)
+        return self._metadata
+
+    async def can_build(self) -> bool:
+        """Whether environments can be built; tried once if no session has shown it yet, or the last failed."""
+        manager = self.manager
+        if not manager.builds_ok and not manager.statistics().sessions:
+            try:
+                await manager.dispose(await manager.build())
+            except PaddockError:
+                return False
+        return bool(manager.builds_ok)
+
+    def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
+        """Run a coroutine beside the caller; it is kept from being collected half-way."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _tick(self) -> None:
+        manager = self._manager
+        if manager is None:
+            return
+        self._timer = manager.loop.call_later(TICK, self._tick)
+        self._ticks += 1
+        try:
+            manager.tick()
+            if self._ticks % LOOK_AT_SOCKETS_EVERY == 0:
+                now = manager.clock()
+                for socket in list(self.sockets):
+                    socket.look_after(now)
+        except Exception:
+            logger.exception("housekeeping failed; it goes on")

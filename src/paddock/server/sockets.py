@@ -1,0 +1,90 @@
+"""WebSockets through ASGI, for any server that speaks it. `paddock serve` uses the faster `fast.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from paddock.errors import PaddockError
+from paddock.server.access import check_access
+from paddock.server.mcp_socket import McpConversation
+from paddock.server.vector import VectorConversation
+from paddock.server.ws import SESSION_HEADER, Conversation, Hello, Socket
+
+if TYPE_CHECKING:
+    from paddock.server.service import Service
+
+
+def converse(service: Service, socket: Socket, hello: Hello) -> Conversation | McpConversation | VectorConversation:
+    """The kind of talk that belongs to a path."""
+    if hello.path.endswith("/mcp"):
+        return McpConversation(service, socket)
+    return VectorConversation(service, socket) if hello.vector else Conversation(service, socket, hello)
+
+
+class AsgiSocket:
+    """A `Socket` whose frames are written by a task, because ASGI's `send` has to be awaited."""
+
+    def __init__(self) -> None:
+        self.outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.closed = False
+
+    def send(self, frame: bytes) -> None:
+        if not self.closed:
+            self.outbox.put_nowait({"type": "websocket.send", "text": frame.decode()})
+
+    def close(self, code: int, reason: str = "") -> None:
+        if not self.closed:
+            self.closed = True
+            self.outbox.put_nowait({"type": "websocket.close", "code": code, "reason": reason[:120]})
+
+    async def write(self, send: Any) -> None:
+        while True:
+            event = await self.outbox.get()
+            await send(event)
+            if event["type"] == "websocket.close":
+                return
+
+
+async def serve_socket(service: Service, scope: Any, receive: Any, send: Any) -> None:
+    """The ASGI endpoint of `/ws` and `/mcp`."""
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    await receive()
+    try:
+        check_access(service.config.access, headers.get)
+    except PaddockError as error:
+        await _refuse(scope, send, error)
+        return
+    socket = AsgiSocket()
+    hello = Hello.read(scope["path"], scope["query_string"].decode("latin-1"), headers.get)
+    conversation = converse(service, socket, hello)
+    token = conversation.token
+    accepted = [(SESSION_HEADER.encode(), token.encode())] if token else []
+    await send({"type": "websocket.accept", "headers": accepted})
+    writer = asyncio.create_task(socket.write(send))
+    conversation.begin()
+    clean = False
+    try:
+        while True:
+            event = await receive()
+            if event["type"] == "websocket.disconnect":
+                clean = socket.closed or event.get("code") in (1000, 1001, 1005)
+                break
+            text = event.get("text")
+            if text is None:
+                conversation.receive_binary()
+            else:
+                conversation.receive(text.encode())
+    finally:
+        conversation.lost(clean=clean)
+        writer.cancel()
+
+
+async def _refuse(scope: Any, send: Any, error: PaddockError) -> None:
+    if "websocket.http.response" not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close", "code": 1008, "reason": error.message[:120]})
+        return
+    body = error.message.encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "websocket.http.response.start", "status": error.http_status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})

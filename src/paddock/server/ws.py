@@ -1,0 +1,292 @@
+"""The talk over one `/ws` socket: frames in, requests to dispatch, answers out.
+
+Knows neither ASGI nor picows: either brings a `Socket` that can send a frame and close. A session
+that this socket opened ends with it, unless its client can resume; a session it merely attached to
+stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import parse_qs
+
+from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, SessionTaken
+from paddock.protocol import messages
+from paddock.protocol.episode import GetState, Reset, Step
+from paddock.protocol.messages import CancelMessage, McpMessage
+from paddock.protocol.resume import Verdict
+from paddock.server.rpc import SocketCaller, answer
+from paddock.sessions.session import Door, Session, Work
+
+if TYPE_CHECKING:
+    from paddock.server.service import Service
+
+MOST_EARLY_FRAMES = 64
+NORMAL, GOING_AWAY, INVALID_TEXT, POLICY, RESTART, TRY_LATER = 1000, 1001, 1007, 1008, 1012, 1013
+CLOSE_CODES = {"CAPACITY_REACHED": TRY_LATER, "SERVER_DRAINING": RESTART}
+
+SESSION_HEADER = "session-id"
+RESUME_HEADER = "session-resume"
+QUEUE_HEADER = "queue-timeout"
+
+
+class Socket(Protocol):
+    """What a transport lends to a conversation."""
+
+    def send(self, frame: bytes) -> None: ...
+    def close(self, code: int, reason: str = "") -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a client said when it connected."""
+
+    path: str
+    session_id: str | None = None
+    """`?session_id=`: attach to a session made by `openenv/session/create`."""
+    resume: str | None = None
+    """`Session-Resume: new` asks for a session that survives a drop, `Session-Resume: TOKEN` returns to it."""
+    queue_timeout: float | None = None
+    vector: bool = False
+
+    @classmethod
+    def read(cls, path: str, query: str, header: Callable[[str], str | None]) -> Hello:
+        asked = parse_qs(query)
+        wait = header(QUEUE_HEADER)
+        return cls(
+            path=path,
+            session_id=(asked.get("session_id") or [""])[0] or None,
+            resume=header(RESUME_HEADER),
+            queue_timeout=max(0.0, float(wait)) if wait and wait.replace(".", "", 1).isdigit() else None,
+            vector="vector" in asked,
+        )
+
+
+class Conversation:
+    """One socket and the session it talks to."""
+
+    def __init__(self, service: Service, socket: Socket, hello: Hello) -> None:
+        self.service = service
+        self.socket = socket
+        self.hello = hello
+        self.session: Session | None = None
+        self.token = self._token_to_hand_out()
+        self._parse = service.blueprint.wire.parse
+        self._submit = service.dispatch.submit
+        self._early: list[bytes] = []
+        self._opening: asyncio.Task[None] | None = None
+        self._over = False
+
+    def _token_to_hand_out(self) -> str | None:
+        """Only a client that asked to resume is told its token."""
+        if self.hello.resume == "new":
+            return self.service.manager.new_token()
+        return self.hello.resume
+
+    # -- what the transport calls -----------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The socket is open."""
+        self._opening = self.service.spawn(self._open())
+
+    def receive(self, raw: bytes) -> None:
+        """A text frame arrived."""
+        session = self.session
+        if session is None:
+            self._receive_early(raw)
+            return
+        try:
+            message = self._parse(raw)
+        except PaddockError as error:
+            self._refuse_frame(raw, error)
+            return
+        number = message.id
+        if number is not None and not is_new(session, number, self.socket.send):
+            return
+        request = request_in(message)
+        if request is None:
+            self._receive_other(session, message)
+        else:
+            self._submit(session, request, answer_over_socket, number=number, timeout=message.timeout_s)
+
+    def receive_binary(self) -> None:
+        error = InvalidMessage("Invalid message", hint="send JSON in a text frame, not a binary one", errors=[])
+        self.socket.send(messages.write_error(error))
+
+    def lost(self, *, clean: bool) -> None:
+        """The socket is gone; `clean` if the client said goodbye."""
+        self._over = True
+        if self._opening is not None:
+            self._opening.cancel()
+        session, self.session = self.session, None
+        if session is None:
+            return
+        owner = session.door is Door.SOCKET
+        if owner and (clean or not session.resumable):
+            session.close("its client left")
+            return
+        session.detach(self, dropped=not clean)
+        if not session.resumable:
+            session.cancel_running("its client left")
+        if session.close_when_detached:
+            session.close("it was closed over MCP")
+
+    # -- what the session calls -------------------------------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        self.socket.send(frame)
+
+    def session_closed(self, error: PaddockError) -> None:
+        """The session ended before the socket did: say so, and hang up."""
+        self.session = None
+        draining = self.service.manager.draining
+        self.socket.send(messages.write_error(error))
+        self.socket.close(RESTART if draining else GOING_AWAY, error.message)
+
+    # -- opening ----------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        try:
+            session = await self._find_or_make()
+        except PaddockError as error:
+            self._refuse(error)
+            return
+        if self._over:
+            return
+        session.attach(self)
+        self.session = session
+        early, self._early = self._early, []
+        for raw in early:
+            self.receive(raw)
+
+    async def _find_or_make(self) -> Session:
+        manager, hello = self.service.manager, self.hello
+        if hello.session_id is not None:
+            session = manager.find(hello.session_id)
+            if session.attachment is not None:
+                raise SessionTaken(f"Session {session.id} already has an attached WebSocket")
+            return session
+        if hello.resume is not None and hello.resume != "new":
+            session = manager.find(hello.resume)
+            if isinstance(session.attachment, Conversation):
+                session.attachment.replaced()
+            manager.metrics.sessions_resumed += 1
+            return session
+        session = await manager.open(
+            Door.SOCKET, token=self.token, wait=hello.queue_timeout, moved=self._queued if hello.resume else None
+        )
+        session.resumable = hello.resume is not None
+        if self._over:
+            session.close("its client left")
+        return session
+
+    def replaced(self) -> None:
+        """Another socket of the same client resumed the session: this one was dead and did not know it."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.detach(self, dropped=True)
+        self.socket.close(POLICY, "the session was resumed elsewhere")
+
+    def _queued(self, place: int) -> None:
+        self.socket.send(messages.write_queued(place))
+
+    def _refuse(self, error: PaddockError) -> None:
+        self._early.clear()
+        self._over = True
+        self.socket.send(messages.write_error(error))
+        self.socket.close(CLOSE_CODES.get(error.code, NORMAL), error.code)
+
+    # -- the less frequent frames -----------------------------------------------------------------
+
+    def _receive_early(self, raw: bytes) -> None:
+        """Frames that arrive before the session is there wait for it."""
+        if self._over:
+            return
+        if len(self._early) >= MOST_EARLY_FRAMES:
+            self.socket.close(POLICY, "too many frames before the session was open")
+            return
+        self._early.append(raw)
+
+    def _receive_other(self, session: Session, message: Any) -> None:
+        if isinstance(message, McpMessage):
+            self.service.spawn(self._answer_mcp(session, message))
+        elif isinstance(message, CancelMessage):
+            session.cancel(message.data)
+        else:
+            self._close(session)
+
+    def _close(self, session: Session) -> None:
+        """The client said `close`: an own session ends at once, an attached one stays."""
+        self.lost(clean=True)
+        self.socket.close(NORMAL)
+
+    async def _answer_mcp(self, session: Session, message: McpMessage) -> None:
+        response = await answer(self.service, SocketCaller(session), message.data)
+        if response is None:
+            return
+        frame = messages.write_mcp(response, message.id)
+        if message.id is not None:
+            session.ledger.record(message.id, frame)
+        session.send(frame)
+
+    def _refuse_frame(self, raw: bytes, error: PaddockError) -> None:
+        if isinstance(error, InvalidJSON) and not is_utf8(raw):
+            self.socket.close(INVALID_TEXT, "invalid UTF-8")
+            return
+        self.socket.send(messages.write_error(error))
+
+
+def request_in(message: Any) -> Step | Reset | GetState | None:
+    """What a message asks of the environment; None if it asks nothing of it."""
+    kind = message.type
+    if kind == "step":
+        return Step(message.data)
+    if kind == "reset":
+        return Reset(message.data.given())
+    return GetState() if kind == "state" else None
+
+
+def is_new(session: Session, number: int, send: Callable[[bytes], None], key: str | None = None) -> bool:
+    """Whether a numbered request still has to be carried out. If it was, its answer is repeated."""
+    try:
+        verdict = session.ledger.admit(number)
+    except PaddockError as error:
+        send(messages.write_error(error, number, key))
+        return False
+    if isinstance(verdict, bytes):
+        send(verdict)
+        return False
+    return verdict is Verdict.EXECUTE
+
+
+def answer_over_socket(work: Work, answer: Any) -> None:
+    """Write an answer as a frame, keep it if the request was numbered, send it to whoever is attached now."""
+    session, number = work.session, work.number
+    frame = write_answer(work, answer)
+    if number is not None:
+        session.ledger.record(number, frame)
+    session.send(frame)
+
+
+def write_answer(work: Work, answer: Any, key: str | None = None) -> bytes:
+    try:
+        if isinstance(answer, PaddockError):
+            return messages.write_error(answer, work.number, key)
+        if isinstance(work.request, GetState):
+            return messages.write_state(answer, work.number, key)
+        return messages.write_observation(answer, work.number, key)
+    except PaddockError as error:
+        return messages.write_error(error, work.number, key)
+
+
+def is_utf8(raw: bytes | str) -> bool:
+    if isinstance(raw, str):
+        return True
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

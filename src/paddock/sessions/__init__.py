@@ -1,0 +1,1 @@
+"""Live environments: built, kept, stepped, reaped and closed. Knows no transport."""

@@ -1,0 +1,298 @@
+"""What a server has to know about an environment class, worked out once before the first session.
+
+Reads Paddock's and OpenEnv's class attributes alike, so an environment written for either runs here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import BaseModel, Discriminator, Tag, TypeAdapter
+
+from paddock.env import ToolEnvironment
+from paddock.errors import ConcurrencyConfigurationError, ConfigError, NotSupported
+from paddock.protocol.messages import Wire
+from paddock.tools import ToolSpec
+from paddock.types import Action, CallToolAction, EnvironmentMetadata, ListToolsAction, Observation, State
+
+logger = logging.getLogger("paddock.sessions")
+
+SLOW_CALL = 0.010
+VERY_SLOW_CALL = 0.100
+STRIKES = 3
+CALLS_PER_STRIKE_FORGIVEN = 200
+
+
+class Where(Enum):
+    """Where a method of the environment runs."""
+
+    INLINE = "inline"
+    THREAD = "thread"
+    LOOP = "loop"
+
+
+class Affinity(Enum):
+    """Which thread may run a sync environment."""
+
+    ANY = "any"
+    OWN = "own"
+    SHARED = "shared"
+
+
+class Method:
+    """One callable of an environment class: where it runs and which keywords it takes."""
+
+    __slots__ = ("_calls", "_strikes", "accepts", "invoke", "name", "where")
+
+    def __init__(self, name: str, invoke: Callable[[Any, Any], Any], where: Where, accepts: set[str] | None) -> None:
+        self.name = name
+        self.invoke = invoke
+        self.where = where
+        self.accepts = accepts
+        self._strikes = 0
+        self._calls = 0
+
+    def pick(self, keywords: dict[str, Any]) -> dict[str, Any]:
+        """Those of `keywords` that the method takes; unknown ones are passed by."""
+        if self.accepts is None:
+            return {key: value for key, value in keywords.items() if key != "self"}
+        return {key: value for key, value in keywords.items() if key in self.accepts}
+
+    def watch(self, seconds: float) -> None:
+        """Move an inline method to threads once it has shown to be slow."""
+        self._calls += 1
+        if seconds < SLOW_CALL:
+            if self._strikes and self._calls % CALLS_PER_STRIKE_FORGIVEN == 0:
+                self._strikes -= 1
+            return
+        self._strikes += STRIKES if seconds >= VERY_SLOW_CALL else 1
+        if self._strikes >= STRIKES:
+            self.where = Where.THREAD
+            logger.warning(
+                "%s() is declared inline but took %.0f ms: it runs on threads from now on", self.name, seconds * 1e3
+            )
+
+
+class Blueprint:
+    """An environment class, ready to be served."""
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        *,
+        action_type: Any = None,
+        observation_type: Any = None,
+        state_type: Any = None,
+        reset_observation_type: Any = None,
+        name: str | None = None,
+    ) -> None:
+        if not callable(make):
+            raise ConfigError(
+                f"an environment instance ({type(make).__name__}) was given where a class is needed",
+                hint="pass the class, or a function that makes a new instance for each session",
+            )
+        self.make = make
+        self.cls = cls = environment_class(make)
+        check_class(cls)
+        self.name = name or cls.__name__.lower()
+        self.action_type = action_type or getattr(cls, "action_type", Action)
+        self.observation_type = observation_type or getattr(cls, "observation_type", Observation)
+        self.state_type = state_type or _annotated_state(cls) or getattr(cls, "state_type", State)
+        self.reset_observation_type = (
+            reset_observation_type or getattr(cls, "reset_observation_type", None) or self.observation_type
+        )
+        self.concurrent = bool(
+            getattr(cls, "concurrent_sessions", False) or getattr(cls, "SUPPORTS_CONCURRENT_SESSIONS", False)
+        )
+        self.affinity = _affinity(cls)
+        self.step_timeout: float | None = getattr(cls, "step_timeout", None)
+        self.tools: dict[str, ToolSpec] | None = cls.tools if issubclass(cls, ToolEnvironment) else None
+        self.mcp_calls_are_steps = bool(getattr(cls, "mcp_calls_are_steps", False))
+        self.foreign_tool_actions = _foreign_tool_actions(self.action_type) if self.tools is None else None
+
+        plain = Where.INLINE if getattr(cls, "inline", False) else Where.THREAD
+        self.reset = _reset_method(cls, plain)
+        self.step = _step_method(cls, plain)
+        self.state = Method("state", _read_state, plain, set())
+        self.call_tool = _call_tool_method(cls, plain)
+        self.wire = Wire(self.routed_action_type)
+        self.action_adapter: TypeAdapter[Any] = TypeAdapter(self.routed_action_type)
+
+    @property
+    def routed_action_type(self) -> Any:
+        """The action type of a step, where `type` picks between listing and calling tools if it may."""
+        if self.foreign_tool_actions is not None:
+            return _routed(*self.foreign_tool_actions)
+        if self.action_type in (Action, CallToolAction, ListToolsAction):
+            return _routed(ListToolsAction, CallToolAction)
+        return self.action_type
+
+    @property
+    def has_tools(self) -> bool:
+        return self.tools is not None or self.foreign_tool_actions is not None
+
+    def require_concurrency(self, max_sessions: int) -> None:
+        """Refuse more sessions than the class says it can take."""
+        if max_sessions > 1 and not self.concurrent:
+            raise ConcurrencyConfigurationError(
+                f"{self.cls.__name__} does not support concurrent sessions, but {max_sessions} were asked for",
+                hint="set concurrent_sessions = True on the class if its instances share nothing, or ask for 1",
+            )
+
+    def schemas(self) -> dict[str, Any]:
+        """The JSON Schemas that `/schema` publishes."""
+        return {
+            "action": _schema(self.action_type, "validation"),
+            "observation": _schema(self.observation_type, "serialization"),
+            "state": _schema(self.state_type, "serialization"),
+            "reset_observation": _schema(self.reset_observation_type, "serialization"),
+        }
+
+    def metadata_of(self, environment: Any) -> EnvironmentMetadata:
+        """What an instance says about itself, in our type whoever's class it is."""
+        described = environment.get_metadata() if hasattr(environment, "get_metadata") else None
+        if isinstance(described, BaseModel):
+            described = described.model_dump()
+        if isinstance(described, dict):
+            return EnvironmentMetadata.model_validate(described)
+        return EnvironmentMetadata(name=self.cls.__name__, description=f"{self.cls.__name__} environment")
+
+
+def environment_class(make: Callable[[], Any]) -> type:
+    """The class that a factory makes. A plain function is called once to find out."""
+    if isinstance(make, partial):
+        return environment_class(make.func)
+    if isinstance(make, type):
+        return make
+    probe = make()
+    try:
+        return type(probe)
+    finally:
+        close = getattr(probe, "close", None)
+        if close is not None and not inspect.iscoroutinefunction(close):
+            close()
+
+
+def check_class(cls: type) -> None:
+    for name in ("reset", "step"):
+        if not callable(getattr(cls, name, None)):
+            raise ConfigError(f"{cls.__name__} has no {name}() method", hint="an environment has reset and step")
+
+
+def list_tools_action(blueprint: Blueprint) -> Any:
+    """The action that makes an environment of OpenEnv's kind list its tools through `step`."""
+    if blueprint.foreign_tool_actions is None:
+        raise NotSupported("Environment does not support MCP", hint="derive from ToolEnvironment to offer tools")
+    return blueprint.foreign_tool_actions[0]()
+
+
+def call_tool_action(blueprint: Blueprint, name: str, arguments: dict[str, Any]) -> Any:
+    """The action that calls a tool through `step`."""
+    if blueprint.tools is not None:
+        return CallToolAction(tool_name=name, arguments=arguments)
+    if blueprint.foreign_tool_actions is None:
+        raise NotSupported("Environment does not support MCP", hint="derive from ToolEnvironment to offer tools")
+    return blueprint.foreign_tool_actions[1](tool_name=name, arguments=arguments)
+
+
+def _reset_method(cls: type, plain: Where) -> Method:
+    name, is_async = _implementation(cls, "reset")
+
+    def invoke(environment: Any, arguments: Any) -> Any:
+        return getattr(environment, name)(**arguments)
+
+    return Method("reset", invoke, Where.LOOP if is_async else plain, _keywords(getattr(cls, name)))
+
+
+def _step_method(cls: type, plain: Where) -> Method:
+    name, is_async = _implementation(cls, "step")
+    if issubclass(cls, ToolEnvironment) and name == "step_async" and not cls.has_async_tools():
+        name, is_async = "step", False
+
+    def invoke(environment: Any, request: Any) -> Any:
+        if request.extras:
+            return getattr(environment, name)(request.action, **request.extras)
+        return getattr(environment, name)(request.action)
+
+    return Method("step", invoke, Where.LOOP if is_async else plain, _keywords(getattr(cls, name)))
+
+
+def _implementation(cls: type, name: str) -> tuple[str, bool]:
+    """Which attribute to call, and whether it is async: `step_async` if an author wrote one, else `step`."""
+    asynchronous = f"{name}_async"
+    definer = next((base for base in cls.__mro__ if asynchronous in vars(base)), None)
+    is_default = definer is None or (definer.__name__ == "Environment" and definer.__module__.startswith("openenv."))
+    if not is_default:
+        return asynchronous, True
+    return name, inspect.iscoroutinefunction(getattr(cls, name))
+
+
+def _keywords(function: Callable[..., Any]) -> set[str] | None:
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
+
+
+def _read_state(environment: Any, _: Any) -> Any:
+    state = getattr(environment, "state", None)
+    return state() if callable(state) else state
+
+
+def _call_tool_method(cls: type, plain: Where) -> Method:
+    is_async = issubclass(cls, ToolEnvironment) and cls.has_async_tools()
+    name = "call_tool_async" if is_async else "call_tool"
+
+    def invoke(environment: Any, request: Any) -> Any:
+        return getattr(environment, name)(request.name, request.arguments)
+
+    return Method("call_tool", invoke, Where.LOOP if is_async else plain, set())
+
+
+def _affinity(cls: type) -> Affinity:
+    """Environments written for OpenEnv may count on one thread per session, as its server gives them."""
+    if getattr(cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
+        return Affinity.SHARED
+    if any(base.__module__.startswith("openenv.") for base in cls.__mro__) or getattr(cls, "thread_affine", False):
+        return Affinity.OWN
+    return Affinity.ANY
+
+
+def _annotated_state(cls: type) -> Any:
+    getter = getattr(getattr(cls, "state", None), "fget", None)
+    if getter is None:
+        return None
+    try:
+        annotated = get_type_hints(getter).get("return")
+    except (NameError, TypeError):
+        return None
+    return annotated if isinstance(annotated, type) and issubclass(annotated, BaseModel) else None
+
+
+def _foreign_tool_actions(action_type: Any) -> tuple[Any, Any] | None:
+    """OpenEnv's own two tool actions, where an environment takes one of them."""
+    module = inspect.getmodule(action_type)
+    if action_type is CallToolAction or module is None or not module.__name__.startswith("openenv."):
+        return None
+    if getattr(action_type, "__name__", "") not in ("CallToolAction", "ListToolsAction"):
+        return None
+    return module.ListToolsAction, module.CallToolAction
+
+
+def _routed(listing: Any, calling: Any) -> Any:
+    def tag(value: Any) -> str:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return "list_tools" if kind == "list_tools" else "call_tool"
+
+    return Annotated[
+        Annotated[listing, Tag("list_tools")] | Annotated[calling, Tag("call_tool")], Discriminator(tag)
+    ]
+
+
+def _schema(kind: Any, mode: Any) -> dict[str, Any]:
+    return TypeAdapter(kind).json_schema(mode=mode)

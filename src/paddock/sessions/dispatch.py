@@ -1,0 +1,188 @@
+"""The one handler behind every transport: what each request means for an environment.
+
+HTTP, WebSocket, MCP and the in-memory client all end up in `submit`, so they cannot disagree. The
+answer is a value: an observation, a state, a list of tools, a tool's result, or a PaddockError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from paddock.errors import NotSupported, PaddockError, ToolFailure, tool_error_class
+from paddock.protocol.codec import model_fields
+from paddock.protocol.episode import CallTool, GetState, ListTools, Request, Reset, Step
+from paddock.protocol.mcp import tool_listing, tool_result, with_score
+from paddock.sessions.blueprint import Blueprint, call_tool_action, list_tools_action
+from paddock.sessions.session import Session, Work
+from paddock.tools import ToolReturn
+from paddock.types import State
+
+Reply = Callable[[Work, Any], None]
+Plan = tuple[Any, Any, Callable[[Session, Work, Any], Any]]
+
+
+class Dispatch:
+    """Carries out requests in sessions of one environment."""
+
+    def __init__(self, blueprint: Blueprint, step_timeout: float | None) -> None:
+        self.blueprint = blueprint
+        self.step_timeout = blueprint.step_timeout or step_timeout
+
+    def submit(
+        self,
+        session: Session,
+        request: Request,
+        reply: Reply,
+        *,
+        number: Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Carry out `request` in `session` and call `reply(work, answer)` once, on the loop."""
+        work = Work(session, request, reply, number)
+        try:
+            session.episode.accept(request)
+            work.method, work.argument, work.after = HANDLERS[type(request)](self.blueprint, request)
+        except PaddockError as error:
+            work.settle(error)
+            return
+        work.timeout = self.step_timeout if timeout is None else timeout
+        session.submit(work)
+
+    async def ask(
+        self,
+        session: Session,
+        request: Request,
+        *,
+        number: Any = None,
+        timeout: float | None = None,
+        left: Callable[[], Awaitable[None]] | None = None,
+    ) -> Any:
+        """Like `submit`, for callers that can wait. Raises what went wrong.
+
+        A caller that is cancelled takes its request with it, and so does one that went away, if
+        `left` can tell.
+        """
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Any] = loop.create_future()
+        name = number if number is not None else id(answered)
+
+        def reply(_: Work, answer: Any) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        self.submit(session, request, reply, number=name, timeout=timeout)
+        watch = None
+        if left is not None and not answered.done():
+            watch = asyncio.ensure_future(left())
+            watch.add_done_callback(lambda gone: None if gone.cancelled() else session.cancel(name))
+        try:
+            answer = await answered
+        except asyncio.CancelledError:
+            session.cancel(name)
+            raise
+        finally:
+            if watch is not None:
+                watch.cancel()
+        if isinstance(answer, PaddockError):
+            raise answer
+        return answer
+
+
+def _reset(blueprint: Blueprint, request: Reset) -> Plan:
+    return blueprint.reset, blueprint.reset.pick(request.arguments), _begun
+
+
+def _begun(session: Session, work: Work, observation: Any) -> Any:
+    asked = work.request.arguments.get("episode_id")  # type: ignore[union-attr]
+    session.episode.begun(asked, done=_is_done(observation))
+    return observation
+
+
+def _step(blueprint: Blueprint, request: Step) -> Plan:
+    if request.extras:
+        request.extras = blueprint.step.pick(request.extras)
+    return blueprint.step, request, _stepped
+
+
+def _stepped(session: Session, _: Work, observation: Any) -> Any:
+    session.episode.stepped(done=_is_done(observation))
+    return observation
+
+
+def _state(blueprint: Blueprint, _: GetState) -> Plan:
+    return blueprint.state, None, _own_or_given_state
+
+
+def _own_or_given_state(session: Session, _: Work, state: Any) -> Any:
+    """An environment that keeps no state of its own is described by what the session has counted."""
+    if state is None:
+        return State(episode_id=session.episode.id, step_count=session.episode.steps)
+    return state
+
+
+def _list_tools(blueprint: Blueprint, _: ListTools) -> Plan:
+    return blueprint.step, Step(list_tools_action(blueprint)), _listed
+
+
+def _listed(_session: Session, _work: Work, observation: Any) -> Any:
+    return [_foreign_listing(tool) for tool in observation.tools]
+
+
+def _call_tool(blueprint: Blueprint, request: CallTool) -> Plan:
+    if blueprint.tools is not None and not blueprint.mcp_calls_are_steps:
+        return blueprint.call_tool, request, _called
+    action = call_tool_action(blueprint, request.name, request.arguments)
+    return blueprint.step, Step(action), _called_as_step
+
+
+def _called(_session: Session, _work: Work, value: Any) -> Any:
+    if isinstance(value, ToolReturn):
+        return with_score(tool_result(value.value), value.reward, value.done)
+    return tool_result(value)
+
+
+def _called_as_step(session: Session, _: Work, observation: Any) -> Any:
+    """The `tools/call` result inside a tool observation. Only a call that ran counts as a step."""
+    error = getattr(observation, "error", None)
+    kind = ToolFailure if error is None else tool_error_class(error.error_type)
+    if kind is ToolFailure:
+        session.episode.stepped(done=_is_done(observation))
+    if error is not None:
+        raise kind(error.message)
+    result = getattr(observation, "result", None)
+    if not isinstance(result, dict):
+        result = model_fields(result) if hasattr(result, "model_dump") else tool_result(result)
+    return with_score(result, observation.reward, _is_done(observation))
+
+
+HANDLERS: dict[type, Callable[[Blueprint, Any], Plan]] = {
+    Reset: _reset,
+    Step: _step,
+    GetState: _state,
+    ListTools: _list_tools,
+    CallTool: _call_tool,
+}
+
+
+def tools_of(blueprint: Blueprint) -> list[dict[str, Any]] | None:
+    """The tools of a class that declares them, without asking an instance; None if one must be asked."""
+    if blueprint.tools is not None:
+        return [tool_listing(spec) for spec in blueprint.tools.values()]
+    if not blueprint.has_tools:
+        raise NotSupported("Environment does not support MCP", hint="derive from ToolEnvironment to offer tools")
+    return None
+
+
+def _foreign_listing(tool: Any) -> dict[str, Any]:
+    fields = model_fields(tool)
+    return {
+        "name": fields["name"],
+        "description": fields.get("description") or "",
+        "inputSchema": fields.get("input_schema") or fields.get("inputSchema") or {"type": "object"},
+    }
+
+
+def _is_done(observation: Any) -> bool:
+    return bool(observation.get("done") if isinstance(observation, dict) else observation.done)

@@ -1,0 +1,285 @@
+"""All sessions of one server: opening within capacity, finding by token, reaping, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paddock.errors import CapacityReached, FactoryError, ServerDraining, SessionNotFound
+from paddock.protocol.redact import redact
+from paddock.sessions.blueprint import Affinity, Blueprint
+from paddock.sessions.runner import Threads
+from paddock.sessions.session import Door, Session, SessionInfo, Work
+from paddock.sessions.slots import Count, LocalCount, Slots
+from paddock.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from paddock.config import Limits
+
+logger = logging.getLogger("paddock.sessions")
+REAP_EVERY = 1.0
+ROOM_TIMEOUT = 5.0
+DRAIN_LOOKS_EVERY = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A snapshot that `/health`, `/metrics`, the page and the command line all read."""
+
+    sessions: int
+    capacity: int
+    waiting: int
+    running: int
+    hung: int
+    threads: int
+    draining: bool
+    builds_ok: bool | None
+    """Whether the last environment could be built; None before the first."""
+
+
+class SessionManager:
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        limits: Limits,
+        *,
+        count: Count | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        secrets: tuple[str, ...] = (),
+        worker: int = 0,
+    ) -> None:
+        self.blueprint = blueprint
+        self.limits = limits
+        self.clock = clock
+        self.secrets = secrets
+        self.worker = worker
+        self.loop = asyncio.get_running_loop()
+        self.threads = Threads(limits.threads)
+        self.metrics = Metrics()
+        self.slots = Slots(count or LocalCount(limits.max_sessions), clock)
+        self.running: set[Work] = set()
+        self.draining = False
+        self.builds_ok: bool | None = None
+        self._sessions: dict[str, Session] = {}
+        self._ending: set[Session] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._shared_thread = Threads(1, "paddock-shared") if blueprint.affinity is Affinity.SHARED else None
+        self._last_reap = clock()
+
+    # -- opening and finding ----------------------------------------------------------------------
+
+    async def open(
+        self,
+        door: Door,
+        *,
+        token: str | None = None,
+        wait: float | None = None,
+        moved: Callable[[int], None] | None = None,
+    ) -> Session:
+        """A new session, as soon as there is a slot for it.
+
+        Waits up to `wait` seconds for one (None: as the server is set up); `moved` hears the place in
+        the queue. Raises CapacityReached, QueueTimeout, ServerDraining or FactoryError.
+        """
+        if self.draining:
+            raise ServerDraining("the server is shutting down", hint="connect to another one, or again later")
+        await self._take_slot(self.limits.queue_timeout if wait is None else wait, moved)
+        try:
+            environment = await self.build()
+        except BaseException:
+            self.slots.give_back()
+            raise
+        session = Session(self, environment, door, token)
+        self._sessions[session.token] = session
+        self.metrics.sessions_opened += 1
+        logger.info("session %s opened (%s)", session.id, door.value)
+        if self.draining:
+            session.close("the server is shutting down")
+            raise ServerDraining("the server is shutting down")
+        return session
+
+    @asynccontextmanager
+    async def borrow(self) -> AsyncIterator[Session]:
+        """A session for one call, outside of all counting: built, used once, closed."""
+        session = Session(self, await self.build(), Door.HTTP, holds_slot=False)
+        try:
+            yield session
+        finally:
+            session.close("it was for one call")
+
+    def find(self, token: str) -> Session:
+        session = self._sessions.get(token)
+        if session is None:
+            raise SessionNotFound(
+                f"Unknown session_id: {token}", hint="it was closed, or was left unused too long; open a new one"
+            )
+        return session
+
+    def new_token(self) -> str:
+        """An unguessable token. Its first byte names the worker process that keeps the session."""
+        return f"{self.worker:02x}{str(uuid.uuid4())[2:]}"
+
+    async def build(self) -> Any:
+        """A fresh environment, built on a thread. Raises FactoryError; late builds are closed, not lost."""
+        building = asyncio.ensure_future(self.threads.call(self.blueprint.make))
+        try:
+            environment = await asyncio.wait_for(asyncio.shield(building), self.limits.step_timeout)
+        except asyncio.CancelledError:
+            building.add_done_callback(self._close_unwanted)
+            raise
+        except Exception as error:
+            building.add_done_callback(self._close_unwanted)
+            self.builds_ok = False
+            raise self._factory_error(error) from error
+        self.builds_ok = True
+        return environment
+
+    async def invoke(self, environment: Any, name: str, *arguments: Any) -> Any:
+        """Call a method that may be sync (then on a thread) or async."""
+        method = getattr(environment, name)
+        if inspect.iscoroutinefunction(method):
+            return await method(*arguments)
+        return await self.threads.call(lambda: method(*arguments))
+
+    async def dispose(self, environment: Any) -> None:
+        """Close an environment that belongs to no session."""
+        if hasattr(environment, "close"):
+            try:
+                await self.invoke(environment, "close")
+            except Exception:
+                logger.exception("close failed")
+
+    async def _take_slot(self, wait: float, moved: Callable[[int], None] | None) -> None:
+        if self.slots.take():
+            return
+        gone = self.make_room()
+        if gone is not None:
+            # Where instances may not overlap, the slot is free only once the environment is closed.
+            await asyncio.wait([gone.ended], timeout=0 if self.blueprint.concurrent else ROOM_TIMEOUT)
+            if self.slots.take():
+                return
+        taken, most = self.slots.taken(), self.slots.capacity
+        if wait <= 0:
+            self.metrics.sessions_refused += 1
+            raise CapacityReached(
+                f"Server at capacity: {taken}/{most} sessions active. Cannot accept new connections.",
+                hint="try again later, wait in the queue (queue_timeout), or raise --max-sessions",
+                active_sessions=taken,
+                max_sessions=most,
+            )
+        await self.slots.wait(wait, moved)
+
+    def make_room(self) -> Session | None:
+        """Close the session that gives way and was unused for longest, if there is one."""
+        now = self.clock()
+        ready = [session for session in self._sessions.values() if session.gives_way(now)]
+        if not ready:
+            return None
+        gone = min(ready, key=lambda session: session.last_active)
+        gone.close("it made room for another")
+        return gone
+
+    def _factory_error(self, error: Exception) -> FactoryError:
+        name = getattr(self.blueprint.make, "__name__", self.blueprint.cls.__name__)
+        logger.error("the environment factory %r failed", name, exc_info=error)
+        reason = redact(f"{type(error).__name__}: {error}", self.secrets)
+        message = f"Environment factory '{name}' failed to create instance. {reason}"
+        return FactoryError(message, factory_name=name)
+
+    def _close_unwanted(self, building: asyncio.Future[Any]) -> None:
+        if not building.cancelled() and building.exception() is None:
+            task = self.loop.create_task(self.dispose(building.result()))
+            self._keep(task)
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- called by sessions -----------------------------------------------------------------------
+
+    def threads_for_session(self) -> Threads:
+        if self._shared_thread is not None:
+            return self._shared_thread
+        return Threads(1, "paddock-own") if self.blueprint.affinity is Affinity.OWN else self.threads
+
+    def release_threads(self, threads: Threads) -> None:
+        if threads is not self.threads and threads is not self._shared_thread:
+            threads.close()
+
+    def forget(self, session: Session, reason: str) -> None:
+        """The session takes no more requests. Its slot is free unless instances may not overlap."""
+        self._ending.add(session)
+        if self._sessions.pop(session.token, None) is None:
+            return
+        self.metrics.count_closed(reason)
+        logger.info("session %s closed after %d steps: %s", session.id, session.episode.steps, reason)
+        if self.blueprint.concurrent:
+            self.slots.give_back()
+
+    def ended(self, session: Session) -> None:
+        """The session's environment is closed."""
+        self._ending.discard(session)
+        if session.holds_slot and not self.blueprint.concurrent:
+            self.slots.give_back()
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look after everything that has a deadline. Called about ten times a second."""
+        now = self.clock()
+        for work in list(self.running):
+            if work.deadline is not None and now >= work.deadline and not work.settled:
+                work.session.expire(work)
+        self.threads.compensate()
+        self.slots.expire(now)
+        if self.slots.waiting:
+            self.make_room()
+            self.slots.admit()
+        if now - self._last_reap >= REAP_EVERY:
+            self._last_reap = now
+            for session in list(self._sessions.values()):
+                if session.is_expired(now):
+                    session.close("nobody used it for too long")
+
+    async def drain(self, grace: float) -> None:
+        """Refuse newcomers, let running requests finish within `grace`, then close every session."""
+        self.draining = True
+        deadline = self.clock() + grace
+        while self.running and self.clock() < deadline:
+            await asyncio.sleep(DRAIN_LOOKS_EVERY)
+        for session in list(self._sessions.values()):
+            session.close("the server is shutting down")
+        ending = list(self._ending)
+        if ending:
+            left = max(0.5, deadline - self.clock())
+            await asyncio.wait([session.ended for session in ending], timeout=left)
+        hanging = list(self._ending)
+        for session in hanging:
+            session.force_close()
+        if hanging:
+            await asyncio.wait([session.ended for session in hanging], timeout=1.0)
+        self.threads.close()
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def statistics(self) -> Statistics:
+        return Statistics(
+            sessions=len(self._sessions),
+            capacity=self.slots.capacity,
+            waiting=self.slots.waiting,
+            running=len(self.running),
+            hung=self.metrics.hung_calls,
+            threads=self.threads.count,
+            draining=self.draining,
+            builds_ok=self.builds_ok,
+        )
+
+    def sessions(self) -> list[SessionInfo]:
+        return [session.info() for session in self._sessions.values()]

@@ -1,0 +1,355 @@
+"""One live environment, kept for one client: one object, one queue, one owner.
+
+Requests are carried out one at a time in the order they came. A session does not know what a request
+means (dispatch does) or which transport brought it; it knows whether the environment is free, when
+a request is overdue, and that the environment's `close` runs exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paddock.errors import EnvironmentFailure, PaddockError, SessionBusy, SessionClosed, StepCancelled, StepTimeout
+from paddock.protocol.episode import Episode, Phase
+from paddock.protocol.redact import redact
+from paddock.protocol.resume import ReplyLedger
+from paddock.sessions.blueprint import Method, Where
+from paddock.sessions.runner import Job
+
+if TYPE_CHECKING:
+    from paddock.protocol.episode import Request
+    from paddock.sessions.manager import SessionManager
+
+logger = logging.getLogger("paddock.sessions")
+MOST_WAITING = 256
+
+
+class Door(Enum):
+    """How a session came to be, which decides who can return to it and how long it is kept."""
+
+    SOCKET = "socket"
+    """Belongs to one `/ws` or `/mcp` socket."""
+    CREATED = "created"
+    """Made by `openenv/session/create`: its id is its token."""
+    MCP = "mcp"
+    """Made by an MCP client's `initialize`."""
+    HTTP = "http"
+    """Handed out by `/reset` over HTTP."""
+
+
+class Attachment(Protocol):
+    """The connection that a session's answers go to."""
+
+    def send(self, frame: bytes) -> None: ...
+    def session_closed(self, error: PaddockError) -> None: ...
+
+
+class Work:
+    """One request on its way through a session. `reply(work, answer)` is called exactly once."""
+
+    __slots__ = ("after", "argument", "deadline", "method", "number", "overdue", "reply", "request", "session",
+                 "settled", "started", "task", "timeout")  # fmt: skip
+
+    def __init__(self, session: Session, request: Request, reply: Callable[[Work, Any], None], number: Any):
+        self.session = session
+        self.request = request
+        self.reply = reply
+        self.number = number
+        self.method: Method
+        self.argument: Any = None
+        self.after: Callable[[Session, Work, Any], Any]
+        self.timeout: float | None = None
+        self.deadline: float | None = None
+        self.started = 0.0
+        self.settled = False
+        self.overdue = False
+        self.task: asyncio.Task[Any] | None = None
+
+    def settle(self, answer: Any) -> None:
+        """Answer, unless that has happened. An error is an answer too."""
+        if not self.settled:
+            self.settled = True
+            self.reply(self, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A snapshot of one session, for `/health`, the page and the command line."""
+
+    id: str
+    door: str
+    phase: str
+    episode_id: str
+    steps: int
+    age_s: float
+    idle_s: float
+    attached: bool
+    running: bool
+
+
+class Session:
+    def __init__(
+        self,
+        manager: SessionManager,
+        environment: Any,
+        door: Door,
+        token: str | None = None,
+        *,
+        holds_slot: bool = True,
+    ) -> None:
+        self.id = str(uuid.uuid4())
+        self.token = token or manager.new_token()
+        if door is Door.CREATED:
+            self.id = self.token
+        self.environment = environment
+        self.door = door
+        self.holds_slot = holds_slot
+        self.resumable = False
+        self.episode = Episode()
+        self.ledger = ReplyLedger()
+        self.attachment: Attachment | None = None
+        self.dropped_at: float | None = None
+        self.close_when_detached = False
+        self.went_on = False
+        """Whether anybody came back to a session that HTTP handed out."""
+        self.opened_at = self.last_active = manager.clock()
+        self.closed = False
+        self.ended: asyncio.Future[None] = manager.loop.create_future()
+        self._manager = manager
+        self._threads = manager.threads_for_session()
+        self._current: Work | None = None
+        self._waiting: deque[Work] = deque()
+        self._closing_environment = False
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id} {self.door.value} {self.episode.phase.value} steps={self.episode.steps}>"
+
+    @property
+    def is_running(self) -> bool:
+        return self._current is not None
+
+    def info(self) -> SessionInfo:
+        now = self._manager.clock()
+        return SessionInfo(
+            id=self.id, door=self.door.value, phase=self.episode.phase.value, episode_id=self.episode.id,
+            steps=self.episode.steps, age_s=round(now - self.opened_at, 3), idle_s=round(now - self.last_active, 3),
+            attached=self.attachment is not None, running=self.is_running,
+        )  # fmt: skip
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def submit(self, work: Work) -> None:
+        """Carry out `work` now, or after what is already under way."""
+        if self.closed:
+            work.settle(SessionClosed("the session is closed"))
+        elif self._current is None:
+            self._carry_out(work)
+        elif self._current.settled:
+            work.settle(SessionBusy("an earlier request ran over its deadline and still holds the environment"))
+        elif len(self._waiting) >= MOST_WAITING:
+            work.settle(SessionBusy(f"{MOST_WAITING} requests are waiting already", hint="await the answers"))
+        else:
+            self._waiting.append(work)
+
+    def cancel(self, number: Any) -> None:
+        """Give up the numbered request: drop it if it waits, cancel it if it runs."""
+        for work in self._waiting:
+            if work.number == number:
+                self._waiting.remove(work)
+                work.settle(StepCancelled("cancelled before it began"))
+                return
+        if self._current is not None and self._current.number == number:
+            self._abandon(self._current, StepCancelled("cancelled by the caller"))
+
+    def cancel_running(self, reason: str) -> None:
+        """Nobody is left to hear the answer."""
+        if self._current is not None:
+            self._abandon(self._current, StepCancelled(f"cancelled: {reason}"))
+
+    def expire(self, work: Work) -> None:
+        """The deadline of a running request has passed."""
+        seconds = self._manager.clock() - work.started
+        if work.task is None:
+            work.overdue = True
+            self._manager.metrics.hung_calls += 1
+            logger.warning("%s of session %s hangs: no answer for %.1f s", work.method.name, self.id, seconds)
+        self._abandon(
+            work,
+            StepTimeout(
+                f"{work.method.name} did not answer within {seconds:.1f} s",
+                hint="raise --step-timeout, or send timeout_s with the request",
+            ),
+        )
+
+    def _abandon(self, work: Work, error: PaddockError) -> None:
+        work.settle(error)
+        if work.task is not None:
+            work.task.cancel()
+
+    def _carry_out(self, work: Work) -> None:
+        following: Work | None = work
+        while following is not None:
+            self._current = following
+            if not self._start(following):
+                return
+            following = self._waiting.popleft() if self._waiting and not self.closed else None
+
+    def _start(self, work: Work) -> bool:
+        """Begin; True if the answer is already there."""
+        manager = self._manager
+        clock = manager.clock
+        work.started = clock()
+        method = work.method
+        if method.where is Where.INLINE:
+            try:
+                value = method.invoke(self.environment, work.argument)
+            except BaseException as error:
+                # An environment may raise SystemExit or CancelledError; neither is ours to obey.
+                value = self._failure(work, error)
+            method.watch(clock() - work.started)
+            self._conclude(work, value)
+            return True
+        if work.timeout is not None:
+            work.deadline = work.started + work.timeout
+        manager.running.add(work)
+        if method.where is Where.LOOP:
+            work.task = asyncio.ensure_future(method.invoke(self.environment, work.argument))
+            work.task.add_done_callback(lambda task: self._returned(work, *_outcome(task)))
+        else:
+            self._threads.submit(
+                Job(method.invoke, self.environment, work.argument, lambda v, e: self._returned(work, v, e))
+            )
+        return False
+
+    def _returned(self, work: Work, value: Any, error: BaseException | None) -> None:
+        """A thread or task has ended: conclude its work and take up the next."""
+        self._manager.running.discard(work)
+        if work.overdue:
+            self._manager.metrics.hung_calls -= 1
+        self._conclude(work, value if error is None else self._failure(work, error))
+        if self.closed:
+            self._close_environment()
+        elif self._waiting:
+            self._carry_out(self._waiting.popleft())
+
+    def _conclude(self, work: Work, value: Any) -> None:
+        now = self._manager.clock()
+        self.last_active = now
+        self._current = None
+        if not isinstance(value, PaddockError):
+            try:
+                value = work.after(self, work, value)
+            except PaddockError as error:
+                value = error
+            except Exception as error:
+                value = self._failure(work, error)
+        self._manager.metrics.observe(work.method.name, now - work.started, value)
+        work.settle(value)
+
+    def _failure(self, work: Work, error: BaseException) -> PaddockError:
+        """What the caller is told of an exception; the log gets all of it."""
+        if isinstance(error, PaddockError):
+            return error
+        if not (work.settled and isinstance(error, asyncio.CancelledError)):
+            logger.error("%s failed in session %s", work.method.name, self.id, exc_info=error)
+        kind = type(error).__name__
+        text = redact(str(error), self._manager.secrets)
+        return EnvironmentFailure(f"{kind}: {text}" if text else kind, error_type=kind)
+
+    # -- the connection ---------------------------------------------------------------------------
+
+    def attach(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+        self.dropped_at = None
+        self.last_active = self._manager.clock()
+
+    def detach(self, attachment: Attachment, *, dropped: bool) -> None:
+        """The connection is gone; `dropped` if it did not say goodbye."""
+        if self.attachment is attachment:
+            self.attachment = None
+            self.last_active = self._manager.clock()
+            self.dropped_at = self.last_active if dropped else None
+
+    def send(self, frame: bytes) -> None:
+        """To whoever is attached now. Without an attachment the ledger keeps what matters."""
+        if self.attachment is not None:
+            self.attachment.send(frame)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def is_expired(self, now: float) -> bool:
+        """Whether nobody is coming back. Never during a request, never with a connection attached."""
+        if self.attachment is not None or self._current is not None:
+            return False
+        limits = self._manager.limits
+        idle = now - self.last_active
+        if self.dropped_at is not None or (self.door is Door.HTTP and not self.went_on):
+            return idle > limits.resume_window
+        return limits.session_timeout is not None and idle > limits.session_timeout
+
+    def gives_way(self, now: float) -> bool:
+        """Whether this session makes room when the server is full."""
+        if self.attachment is not None or self._current is not None:
+            return False
+        if self.door is Door.HTTP and (not self.went_on or self.episode.phase is Phase.DONE):
+            return True
+        return self.dropped_at is not None and now - self.last_active > self._manager.limits.give_way_after
+
+    def close(self, reason: str) -> None:
+        """End the session. Running work is cancelled, waiting work refused, the environment closed."""
+        if self.closed:
+            return
+        self.closed = True
+        self.episode.close()
+        error = SessionClosed(f"the session was closed: {reason}")
+        while self._waiting:
+            self._waiting.popleft().settle(error)
+        if self._current is not None:
+            self._abandon(self._current, error)
+        attachment, self.attachment = self.attachment, None
+        self._manager.forget(self, reason)
+        if attachment is not None:
+            attachment.session_closed(error)
+        if self._current is None:
+            self._close_environment()
+
+    def force_close(self) -> None:
+        """Close the environment although a call still hangs in it. Only when the server must end."""
+        self._threads = self._manager.threads
+        self._close_environment()
+
+    def _close_environment(self) -> None:
+        if self._closing_environment:
+            return
+        self._closing_environment = True
+        close = getattr(self.environment, "close", None)
+        if close is None:
+            self._environment_closed(None, None)
+        elif inspect.iscoroutinefunction(close):
+            task = asyncio.ensure_future(close())
+            task.add_done_callback(lambda done: self._environment_closed(*_outcome(done)))
+        else:
+            self._threads.submit(Job(lambda _e, _a: close(), None, None, self._environment_closed))
+
+    def _environment_closed(self, _: Any, error: BaseException | None) -> None:
+        if error is not None:
+            logger.error("close failed in session %s", self.id, exc_info=error)
+        self._manager.release_threads(self._threads)
+        self._manager.ended(self)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+def _outcome(task: asyncio.Task[Any]) -> tuple[Any, BaseException | None]:
+    if task.cancelled():
+        return None, asyncio.CancelledError()
+    error = task.exception()
+    return (None, error) if error is not None else (task.result(), None)

@@ -1,0 +1,133 @@
+"""Capacity: a number of slots, and a fair queue in front of them.
+
+`Slots` is the whole of it for one process. Several processes share one capacity by sharing the
+counts behind it (see `paddock.server.workers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from paddock.errors import QueueTimeout
+
+
+class Count(Protocol):
+    """How many slots are taken, wherever that number lives."""
+
+    capacity: int
+
+    def take(self) -> bool:
+        """Take one if one is free."""
+
+    def give_back(self) -> None: ...
+
+    def taken(self) -> int: ...
+
+
+class LocalCount:
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._taken = 0
+
+    def take(self) -> bool:
+        if self._taken >= self.capacity:
+            return False
+        self._taken += 1
+        return True
+
+    def give_back(self) -> None:
+        self._taken -= 1
+
+    def taken(self) -> int:
+        return self._taken
+
+
+class Waiter:
+    __slots__ = ("admitted", "deadline", "moved")
+
+    def __init__(self, deadline: float, moved: Callable[[int], None] | None) -> None:
+        self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.deadline = deadline
+        self.moved = moved
+
+
+class Slots:
+    """Takes and gives back slots. Who waits is served first come, first served."""
+
+    def __init__(self, count: Count, clock: Callable[[], float]) -> None:
+        self._count = count
+        self._clock = clock
+        self._waiters: deque[Waiter] = deque()
+
+    @property
+    def capacity(self) -> int:
+        return self._count.capacity
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+    def taken(self) -> int:
+        return self._count.taken()
+
+    def take(self) -> bool:
+        """Take a slot if one is free and nobody waits for it."""
+        return not self._waiters and self._count.take()
+
+    def give_back(self) -> None:
+        self._count.give_back()
+        self.admit()
+
+    def admit(self) -> None:
+        """Let in as many of those who wait as there is room for."""
+        let_in = 0
+        while self._waiters and self._count.take():
+            waiter = self._waiters.popleft()
+            if waiter.admitted.done():
+                self._count.give_back()
+            else:
+                waiter.admitted.set_result(None)
+                let_in += 1
+        if let_in:
+            self._tell_places()
+
+    async def wait(self, seconds: float, moved: Callable[[int], None] | None = None) -> None:
+        """Wait for a slot. `moved(place)` is told the place in the queue, 1 being next, as it changes.
+
+        Raises QueueTimeout after `seconds`. A cancelled wait leaves no slot behind.
+        """
+        waiter = Waiter(self._clock() + seconds, moved)
+        self._waiters.append(waiter)
+        self._tell_places()
+        try:
+            await waiter.admitted
+        except asyncio.CancelledError:
+            if waiter.admitted.done() and not waiter.admitted.cancelled() and waiter.admitted.exception() is None:
+                self.give_back()
+            raise
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                self._tell_places()
+
+    def expire(self, now: float) -> None:
+        """Turn away those whose time is up."""
+        for waiter in [waiter for waiter in self._waiters if now >= waiter.deadline]:
+            if not waiter.admitted.done():
+                taken, most = self.taken(), self.capacity
+                waiter.admitted.set_exception(
+                    QueueTimeout(
+                        f"Server at capacity: {taken}/{most} sessions active. No slot came free in time.",
+                        hint="wait longer (queue_timeout), or raise --max-sessions",
+                        active_sessions=taken,
+                        max_sessions=most,
+                    )
+                )
+
+    def _tell_places(self) -> None:
+        for place, waiter in enumerate(self._waiters, start=1):
+            if waiter.moved is not None:
+                waiter.moved(place)

@@ -1,0 +1,76 @@
+"""Finding the environment that a TARGET names.
+
+A target is a shipped name (`echo`), a class in a module (`pkg.mod:Class`), a class in a file
+(`path/to/file.py:Class`), or a scheme that an adapter understands (`gymnasium:CartPole-v1`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paddock.envs import SHIPPED
+from paddock.errors import TargetError
+
+FORMS = "a shipped name, pkg.mod:Class, or path/to/file.py:Class"
+
+
+def load_target(target: str) -> tuple[Callable[[], Any], str]:
+    """The class or factory that `target` names, and the name to serve it under."""
+    if target in SHIPPED:
+        return _from_module(SHIPPED[target]), target
+    place, colon, attribute = target.rpartition(":")
+    if not colon or not place:
+        close = difflib.get_close_matches(target, SHIPPED, 1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        shipped = ", ".join(SHIPPED)
+        raise TargetError(f"no environment is called {target!r}", hint=f"{meant}shipped: {shipped}; or give {FORMS}")
+    if place.endswith(".py"):
+        return _attribute(_file_module(Path(place)), attribute, target), attribute.lower()
+    return _from_module(target), attribute.lower()
+
+
+def _from_module(target: str) -> Callable[[], Any]:
+    place, _, attribute = target.rpartition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        missing = error.name or place
+        hint = (
+            f"is the package installed here? targets are {FORMS}"
+            if place.startswith(missing)
+            else f"the target imports {missing!r}, which is not installed: pip install it first"
+        )
+        raise TargetError(f"cannot import {place!r}: no module named {missing!r}", hint=hint) from error
+    return _attribute(module, attribute, target)
+
+
+def _file_module(path: Path) -> Any:
+    if not path.is_file():
+        raise TargetError(f"there is no file {str(path)!r}", hint="the path is relative to the current folder")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _attribute(module: Any, attribute: str, target: str) -> Callable[[], Any]:
+    found = getattr(module, attribute, None)
+    if found is None:
+        classes = [name for name, value in vars(module).items() if isinstance(value, type) and hasattr(value, "step")]
+        hint = f"environments there: {', '.join(classes)}" if classes else "it defines no class with a step method"
+        raise TargetError(f"{target!r} has no {attribute!r}", hint=hint)
+    if not callable(found):
+        raise TargetError(f"{target!r} is not a class or function", hint="name the environment class")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""What happened, counted. Telemetry observes: nothing here decides anything."""

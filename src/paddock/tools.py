@@ -1,0 +1,178 @@
+"""Tools: what `@tool` reads off a method, and how a call is checked and carried out.
+
+The signature becomes the input schema, the docstring the descriptions, the return annotation the
+output schema.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar, get_type_hints, overload
+
+from pydantic import BaseModel, ConfigDict, Field, PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from pydantic import create_model as create_pydantic_model
+
+from paddock.errors import ConfigError, InvalidToolArguments
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+MARK = "__paddock_tool__"
+RESERVED = frozenset(("reset", "step", "state", "close"))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    name: str | None = None
+    title: str | None = None
+    read_only: bool = False
+    idempotent: bool = False
+    destructive: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReturn:
+    """Return this from a tool to score the call or end the episode along with its value."""
+
+    value: Any
+    reward: float | None = None
+    done: bool = False
+
+
+@overload
+def tool(function: FunctionT) -> FunctionT: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    read_only: bool = False,
+    idempotent: bool = False,
+    destructive: bool | None = None,
+) -> Callable[[FunctionT], FunctionT]: ...
+def tool(function: Any = None, **options: Any) -> Any:
+    """Make a method of a ToolEnvironment callable by agents.
+
+    `read_only` and `idempotent` are hints for MCP clients: a call that changes nothing, a call that
+    may be repeated without harm.
+    """
+
+    def mark(target: Any) -> Any:
+        setattr(target, MARK, ToolOptions(**options))
+        return target
+
+    return mark if function is None else mark(function)
+
+
+class ToolSpec:
+    """One tool of an environment class."""
+
+    def __init__(self, function: Callable[..., Any], options: ToolOptions) -> None:
+        self.name = options.name or function.__name__
+        if self.name in RESERVED:
+            raise ConfigError(
+                f"a tool may not be called {self.name!r}",
+                hint="reset, step, state and close belong to the environment; use tool(name=...)",
+            )
+        self.function = function
+        self.options = options
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.description, self._arguments_text = parse_docstring(function.__doc__)
+
+    @cached_property
+    def arguments(self) -> type[BaseModel]:
+        """The model that a call's arguments must fit."""
+        hints = get_type_hints(self.function, include_extras=True)
+        fields: dict[str, Any] = {}
+        for parameter in list(inspect.signature(self.function).parameters.values())[1:]:
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise ConfigError(f"tool {self.name!r} takes *{parameter.name}", hint="name every argument")
+            default = ... if parameter.default is parameter.empty else parameter.default
+            description = self._arguments_text.get(parameter.name)
+            if description is not None:
+                default = Field(default, description=description)
+            fields[parameter.name] = (hints.get(parameter.name, Any), default)
+        config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+        return create_pydantic_model(self.name, __config__=config, **fields)
+
+    @cached_property
+    def input_schema(self) -> dict[str, Any]:
+        schema = self.arguments.model_json_schema()
+        schema.pop("title", None)
+        schema.setdefault("properties", {})
+        for described in schema["properties"].values():
+            described.pop("title", None)
+        return schema
+
+    @cached_property
+    def output_schema(self) -> dict[str, Any] | None:
+        """An object schema. What is not an object is announced as `{"result": …}`, as it will be sent."""
+        returned = get_type_hints(self.function).get("return", Any)
+        if returned in (Any, None, type(None)) or returned is ToolReturn:
+            return None
+        try:
+            schema = TypeAdapter(returned).json_schema(mode="serialization")
+        except PydanticSchemaGenerationError:
+            return None
+        if schema.get("type") == "object":
+            schema.pop("title", None)
+            return schema
+        definitions = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
+        return {"type": "object", "properties": {"result": schema}, "required": ["result"], **definitions}
+
+    def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Keyword arguments for the tool. Raises InvalidToolArguments, naming each wrong one."""
+        try:
+            checked = self.arguments.model_validate(arguments)
+        except ValidationError as error:
+            problems = [
+                f"{'.'.join(map(str, p['loc'])) or 'arguments'}: {p['msg']}"
+                for p in error.errors(include_url=False)
+            ]
+            raise InvalidToolArguments(f"{self.name}: {'; '.join(problems)}", tool_name=self.name) from None
+        return {name: getattr(checked, name) for name in checked.__pydantic_fields_set__}
+
+
+def collect_tools(cls: type) -> dict[str, ToolSpec]:
+    """Every `@tool` method of a class, by the name agents use, in the order they were written."""
+    found: dict[str, ToolSpec] = {}
+    seen: set[str] = set()
+    names = [name for base in reversed(cls.__mro__) for name in vars(base)]
+    for attribute in names:
+        function = getattr(cls, attribute, None)
+        options = getattr(function, MARK, None)
+        if options is None or attribute in seen:
+            continue
+        seen.add(attribute)
+        spec = ToolSpec(function, options)  # type: ignore[arg-type]
+        if spec.name in found:
+            raise ConfigError(f"{cls.__name__} has two tools called {spec.name!r}")
+        found[spec.name] = spec
+    return found
+
+
+_ARGUMENTS = re.compile(r"^\s*(?:args|arguments|parameters)\s*:\s*$", re.IGNORECASE)
+_SECTION = re.compile(r"^\s*(?:returns|raises|yields|examples?|notes?)\s*:\s*$", re.IGNORECASE)
+_ARGUMENT = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
+
+
+def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
+    """The description, and what an `Args:` section says about each argument."""
+    description: list[str] = []
+    arguments: dict[str, str] = {}
+    section, last = "description", None
+    for line in inspect.cleandoc(text or "").splitlines():
+        if _ARGUMENTS.match(line):
+            section = "arguments"
+        elif _SECTION.match(line):
+            section = "other"
+        elif section == "description":
+            description.append(line)
+        elif section == "arguments" and (match := _ARGUMENT.match(line)):
+            last = match.group(1)
+            arguments[last] = match.group(2).strip()
+        elif section == "arguments" and last and line.strip():
+            arguments[last] += " " + line.strip()
+    return "\n".join(description).strip(), arguments

@@ -1,0 +1,102 @@
+"""What goes in and out of an environment: actions, observations, state, and the tool forms of them.
+
+Field names and defaults are those of the OpenEnv wire, so either side's models describe the same JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ObservationT = TypeVar("ObservationT")
+
+
+class Action(BaseModel):
+    """What an agent does. Unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, arbitrary_types_allowed=True)
+
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class Observation(BaseModel):
+    """What an agent sees next."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, arbitrary_types_allowed=True)
+
+    done: bool = False
+    reward: bool | int | float | None = None
+    """None means "not scored", which is not the same as zero."""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class State(BaseModel):
+    """Where an episode stands. Subclasses add fields; unknown ones are kept."""
+
+    model_config = ConfigDict(extra="allow", validate_assignment=True, arbitrary_types_allowed=True)
+
+    episode_id: str | None = None
+    step_count: int = Field(default=0, ge=0)
+
+
+class ListToolsAction(Action):
+    """Ask a tool environment what it can do."""
+
+    type: Literal["list_tools"] = "list_tools"
+
+
+class CallToolAction(Action):
+    """Call one tool of a tool environment."""
+
+    type: Literal["call_tool"] = "call_tool"
+    tool_name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class ListToolsObservation(Observation):
+    tools: list[dict[str, Any]]
+
+
+class ToolErrorInfo(BaseModel):
+    """Why a tool call failed: `tool_not_found`, `invalid_args`, `execution_error` or `timeout`."""
+
+    error_type: str
+    message: str
+
+
+class CallToolObservation(Observation):
+    tool_name: str
+    result: Any = None
+    error: ToolErrorInfo | None = None
+
+
+class EnvironmentMetadata(BaseModel):
+    """What `/metadata` says about an environment."""
+
+    name: str
+    description: str
+    readme_content: str | None = None
+    version: str | None = "1.0.0"
+    author: str | None = None
+    documentation_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult(Generic[ObservationT]):
+    """What a client gets back from `reset` and `step`."""
+
+    observation: ObservationT
+    reward: float | int | bool | None = None
+    done: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolInfo:
+    """A tool as a client sees it."""
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
