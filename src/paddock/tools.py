@@ -120,7 +120,9 @@ class ToolSpec:
             schema.pop("title", None)
             return schema
         definitions = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
-        return {"type": "object", "properties": {"result": schema}, "required": ["result"], **definitions}
+        # FastMCP's client unwraps a lone result only where it finds its own mark.
+        mark = {"x-fastmcp-wrap-result": True}
+        return {"type": "object", "properties": {"result": schema}, "required": ["result"], **definitions, **mark}
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments for the tool. Raises InvalidToolArguments, naming each wrong one."""

@@ -17,11 +17,12 @@ from picows import WSUpgradeResponseWithListener as Upgrade
 from picows.picows import WSProtocol  # type: ignore[attr-defined]
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+import paddock
 from paddock.errors import InvalidMessage, PaddockError
 from paddock.protocol.messages import write_error
 from paddock.server.access import check_access
 from paddock.server.sockets import converse
-from paddock.server.ws import SESSION_HEADER, Hello
+from paddock.server.ws import SESSION_HEADER, VERSION_HEADER, Hello
 
 if TYPE_CHECKING:
     from picows import WSFrame, WSTransport
@@ -186,7 +187,7 @@ class FastProtocol(WSProtocol):  # type: ignore[misc]
             return Upgrade(response, None)
         socket = FastSocket(self.service, Hello.read(path, query, request.headers.get))
         token = socket.conversation.token
-        headers = {SESSION_HEADER: token} if token else None
+        headers = {VERSION_HEADER: paddock.__version__, **({SESSION_HEADER: token} if token else {})}
         return Upgrade(WSUpgradeResponse.create_101_response(headers), socket)
 
 

@@ -151,6 +151,17 @@ class Blueprint:
             "observation": _schema(self.observation_type, "serialization"),
             "state": _schema(self.state_type, "serialization"),
             "reset_observation": _schema(self.reset_observation_type, "serialization"),
+            "reset": self._reset_schema(),
+        }
+
+    def _reset_schema(self) -> dict[str, Any]:
+        """The arguments that `reset` takes; clients warn about others."""
+        accepts = self.reset.accepts
+        known = {"seed", "episode_id"} if accepts is None else accepts
+        return {
+            "type": "object",
+            "properties": {name: {} for name in sorted(known)},
+            "additionalProperties": accepts is None,
         }
 
     def metadata_of(self, environment: Any) -> EnvironmentMetadata:

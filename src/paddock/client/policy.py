@@ -1,0 +1,31 @@
+"""How long a client waits, and how it comes back after a dropped connection. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """In seconds; None waits for ever."""
+
+    connect: float | None = 10.0
+    request: float | None = 600.0
+    """For the answer to a reset, step, state or tool call, reconnecting included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """When to try again after the connection dropped, and when to give the episode up."""
+
+    within: float = 45.0
+    """Seconds after which the episode counts as lost. 0 never reconnects."""
+    first_pause: float = 0.05
+    longest_pause: float = 2.0
+
+    def pauses(self) -> Iterator[float]:
+        pause = self.first_pause
+        while True:
+            yield pause
+            pause = min(pause * 2, self.longest_pause)

@@ -1,0 +1,114 @@
+"""One WebSocket connection on picows: text messages in and out, nothing remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from picows import WSCloseCode, WSListener, WSMsgType, ws_connect
+from picows.common import WSError
+
+from paddock.errors import ConnectFailed
+
+if TYPE_CHECKING:
+    from picows import WSFrame, WSTransport
+
+LARGEST_FRAME = 1024 * 1024 * 1024
+quiet = logging.getLogger("paddock.picows.client")
+quiet.setLevel(logging.CRITICAL)
+
+
+class Link(WSListener):  # type: ignore[misc]
+    """`received(bytes)` for every message, `lost(code, reason)` once at the end."""
+
+    def __init__(self, received: Callable[[bytes], None], lost: Callable[[Link, int, str], None]) -> None:
+        self.transport: WSTransport
+        self.headers: Any = {}
+        self.is_lost = False
+        self._received = received
+        self._lost = lost
+        self._parts: list[bytes] = []
+        self._code, self._reason = 1006, ""
+
+    def send(self, frame: bytes) -> None:
+        self.transport.send(WSMsgType.TEXT, frame)
+
+    def close(self) -> None:
+        """Say goodbye and hang up."""
+        if not self.is_lost:
+            self.transport.send_close(WSCloseCode.OK)
+            self.transport.disconnect()
+
+    def abort(self) -> None:
+        """Hang up without a word, as a broken network would."""
+        self.transport.underlying_transport.abort()
+
+    async def wait_lost(self) -> None:
+        await self.transport.wait_disconnected()
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self.transport = transport
+        self.headers = transport.response.headers
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        kind = frame.msg_type
+        if kind == WSMsgType.TEXT and frame.fin:
+            self._received(frame.get_payload_as_bytes())
+        elif kind == WSMsgType.CLOSE:
+            self._code, self._reason = int(frame.get_close_code()), frame.get_close_reason() or ""
+            transport.send_close(frame.get_close_code())
+            transport.disconnect()
+        elif kind in (WSMsgType.TEXT, WSMsgType.CONTINUATION):
+            self._parts.append(frame.get_payload_as_bytes())
+            if frame.fin:
+                whole, self._parts = b"".join(self._parts), []
+                self._received(whole)
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        self.is_lost = True
+        self._lost(self, self._code, self._reason)
+
+
+async def connect(
+    url: str,
+    headers: dict[str, str],
+    received: Callable[[bytes], None],
+    lost: Callable[[Link, int, str], None],
+    timeout: float | None,
+) -> Link:
+    """Open a connection. Raises ConnectFailed, saying what to check."""
+    try:
+        async with asyncio.timeout(timeout):
+            _, link = await ws_connect(
+                lambda: Link(received, lost),
+                url,
+                logger_name=quiet,
+                websocket_handshake_timeout=timeout,
+                max_frame_size=LARGEST_FRAME,
+                extra_headers=headers,
+                enable_auto_ping=True,
+                auto_ping_idle_timeout=20,
+                auto_ping_reply_timeout=20,
+            )
+    except TimeoutError:
+        raise ConnectFailed(f"{url} did not answer within {timeout} s", hint="is the server up?") from None
+    except WSError as error:
+        raise _refused(url, error) from error
+    except (OSError, ssl.SSLError) as error:
+        raise ConnectFailed(f"cannot connect to {url}: {error}", hint="is the server up, and the port right?") from error
+    assert isinstance(link, Link)
+    return link
+
+
+def _refused(url: str, error: WSError) -> ConnectFailed:
+    response = getattr(error, "response", None)
+    status = int(response.status) if response is not None else None
+    hint = {
+        401: "the server wants a token: Client(url, token=...)",
+        403: "the server refuses this host or origin",
+        404: "the server has no /ws here: is the base URL right?",
+    }.get(status or 0, "is this an environment server?")
+    return ConnectFailed(f"{url} refused the connection ({status or error})", hint=hint, status=status)

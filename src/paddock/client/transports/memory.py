@@ -1,0 +1,97 @@
+"""No wire at all: the environment lives in this process, behind the same sessions and the same dispatch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
+
+from paddock.config import Limits
+from paddock.errors import InvalidMessage, PaddockError
+from paddock.protocol import jsonrpc, mcp
+from paddock.protocol.codec import encode, model_fields, observation_data
+from paddock.protocol.episode import CallTool, GetState, ListTools, Reset, Step
+from paddock.protocol.messages import ResetArguments, error_list
+from paddock.sessions.blueprint import Blueprint
+from paddock.sessions.dispatch import Dispatch, tools_of
+from paddock.sessions.manager import SessionManager
+from paddock.sessions.session import Door, Session
+
+TICK = 0.1
+
+
+class MemoryTransport:
+    """One session of an environment class, or of a factory."""
+
+    foreign = False
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.blueprint = Blueprint(make)
+        self._dispatch = Dispatch(self.blueprint, Limits().step_timeout)
+        self._manager: SessionManager | None = None
+        self._session: Session | None = None
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        self._manager = SessionManager(self.blueprint, Limits(max_sessions=1))
+        self._session = await self._manager.open(Door.CREATED)
+        self._ticking = asyncio.create_task(self._tick(self._manager))
+
+    async def request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        if self._session is None:
+            await self.open()
+        assert self._session is not None
+        kind = message["type"]
+        if kind == "mcp":
+            return {"type": "mcp", "data": await self._call(self._session, message["data"], timeout)}
+        answer = await self._dispatch.ask(self._session, self._request(message), timeout=timeout)
+        if kind == "state":
+            return {"type": "state", "data": _as_sent(model_fields(answer))}
+        return {"type": "observation", "data": _as_sent(observation_data(answer))}
+
+    async def fetch(self, path: str) -> Any:
+        if path == "/schema":
+            return self.blueprint.schemas()
+        raise InvalidMessage(f"an environment in memory has no {path}")
+
+    async def close(self) -> None:
+        if self._manager is not None:
+            if self._ticking is not None:
+                self._ticking.cancel()
+            await self._manager.drain(1.0)
+        self._manager = self._session = None
+
+    def _request(self, message: dict[str, Any]) -> Step | Reset | GetState:
+        try:
+            if message["type"] == "reset":
+                return Reset(ResetArguments.model_validate(message.get("data", {})).given())
+            if message["type"] == "step":
+                return Step(self.blueprint.action_adapter.validate_python(message["data"]))
+        except ValidationError as error:
+            raise InvalidMessage("Invalid message", errors=error_list(error)) from None
+        return GetState()
+
+    async def _call(self, session: Session, document: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        call = jsonrpc.read(document)
+        try:
+            if call.method == "tools/list":
+                tools = tools_of(self.blueprint) or await self._dispatch.ask(session, ListTools(), timeout=timeout)
+                return jsonrpc.result({"tools": tools, **mcp.COMPLETE}, call.id)
+            request = CallTool(call.params["name"], call.params.get("arguments") or {})
+            return jsonrpc.result(_as_sent(await self._dispatch.ask(session, request, timeout=timeout)), call.id)
+        except PaddockError as error:
+            return jsonrpc.failure(error, call.id)
+
+    async def _tick(self, manager: SessionManager) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            manager.tick()
+
+
+def _as_sent(value: Any) -> Any:
+    """What a client on the other end of a wire would have received."""
+    import orjson
+
+    return orjson.loads(encode(value))

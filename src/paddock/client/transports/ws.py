@@ -1,0 +1,241 @@
+"""A session over WebSocket that outlives its connection.
+
+Against Paddock every request is numbered: after a drop the transport returns to the same session
+and repeats what is unanswered, and the server repeats what it has already carried out. Against
+OpenEnv's own server, which knows neither, a drop is reported as EpisodeLost and never papered over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import orjson
+
+from paddock.client.policy import Reconnect, Timeouts
+from paddock.client.transports.http import get_json
+from paddock.client.transports.link import Link, connect
+from paddock.errors import (
+    ClientError,
+    ConnectFailed,
+    DeadlineExceeded,
+    EpisodeLost,
+    PaddockError,
+    SessionNotFound,
+    from_wire,
+)
+from paddock.protocol.codec import encode
+
+logger = logging.getLogger("paddock.client")
+
+
+class Pending:
+    """A request without its answer yet."""
+
+    __slots__ = ("answer", "frame")
+
+    def __init__(self, frame: bytes) -> None:
+        self.frame = frame
+        self.answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+
+class WebSocketTransport:
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: dict[str, str] | None = None,
+        timeouts: Timeouts | None = None,
+        reconnect: Reconnect | None = None,
+        queue_timeout: float | None = None,
+        on_queue: Callable[[int], None] | None = None,
+        link: Callable[..., Any] = connect,
+    ) -> None:
+        self.base = url.rstrip("/")
+        self.timeouts = timeouts or Timeouts()
+        self.reconnects = 0
+        self.foreign = False
+        """Whether the server is not Paddock's: then there are no numbers and no way back."""
+        self._headers = headers or {}
+        self._reconnect = reconnect or Reconnect()
+        self._queue_timeout = queue_timeout
+        self._on_queue = on_queue
+        self._open_link = link
+        self._link: Link | None = None
+        self._token: str | None = None
+        self._number = 0
+        self._numbered: dict[int, Pending] = {}
+        self._in_order: deque[Pending] = deque()
+        self._returning: asyncio.Task[None] | None = None
+        self._lost: PaddockError | None = None
+        self._closed = False
+
+    # -- Transport --------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        headers = dict(self._headers)
+        if self._reconnect.within > 0:
+            headers["Session-Resume"] = "new"
+        if self._queue_timeout is not None:
+            headers["Queue-Timeout"] = f"{self._queue_timeout:g}"
+        self._lost = None
+        self._link = await self._connect(headers)
+        self._token = self._link.headers.get("Session-Id")
+        self.foreign = "Paddock-Version" not in self._link.headers
+
+    async def request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        if self._lost is not None:
+            if message["type"] != "reset":
+                raise self._lost
+            self._forget_episode()
+        if self._link is None and self._returning is None:
+            await self.open()
+        pending = self._send(message, timeout)
+        try:
+            async with asyncio.timeout(timeout):
+                reply = await pending.answer
+        except TimeoutError:
+            self._give_up(pending)
+            raise DeadlineExceeded(
+                f"no answer to {message['type']} within {timeout} s", hint="raise timeouts.request, or look at the server"
+            ) from None
+        except asyncio.CancelledError:
+            self._give_up(pending)
+            raise
+        if reply["type"] == "error":
+            raise from_wire(reply["data"])
+        return reply
+
+    async def fetch(self, path: str) -> Any:
+        return await get_json(self.base + path, self._headers, self.timeouts.connect)
+
+    async def close(self) -> None:
+        """Leave: the server ends the session at once."""
+        self._closed = True
+        if self._returning is not None:
+            self._returning.cancel()
+        link, self._link = self._link, None
+        if link is not None and not link.is_lost:
+            link.send(b'{"type":"close"}')
+            link.close()
+            await link.wait_lost()
+        self._fail(ClientError("the client was closed"))
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def _send(self, message: dict[str, Any], timeout: float | None) -> Pending:
+        if self.foreign:
+            pending = Pending(encode(message))
+            self._in_order.append(pending)
+        else:
+            self._number += 1
+            limit = {} if timeout is None else {"timeout_s": timeout}
+            pending = Pending(encode({**message, **limit, "id": self._number}))
+            self._numbered[self._number] = pending
+        if self._link is not None and not self._link.is_lost:
+            self._link.send(pending.frame)
+        return pending
+
+    def _give_up(self, pending: Pending) -> None:
+        """The caller no longer waits. Paddock is told; from others the answer comes and is dropped."""
+        pending.answer.cancel()
+        number = next((n for n, known in self._numbered.items() if known is pending), None)
+        if number is None:
+            return
+        del self._numbered[number]
+        if self._link is not None and not self._link.is_lost:
+            self._link.send(encode({"type": "cancel", "data": number}))
+
+    # -- receiving --------------------------------------------------------------------------------
+
+    def _received(self, raw: bytes) -> None:
+        reply = orjson.loads(raw)
+        if reply["type"] == "queued":
+            if self._on_queue is not None:
+                self._on_queue(reply["data"]["place"])
+            return
+        number = reply.get("id")
+        if number is not None:
+            pending = self._numbered.pop(number, None)
+        elif self.foreign and self._in_order:
+            pending = self._in_order.popleft()
+        elif reply["type"] == "error":
+            self._refused(from_wire(reply["data"]))
+            return
+        else:
+            return
+        if pending is not None and not pending.answer.done():
+            pending.answer.set_result(reply)
+
+    def _refused(self, error: PaddockError) -> None:
+        """The server speaks of the session itself: it is not there, or not any more."""
+        if isinstance(error, SessionNotFound) and self.reconnects:
+            error = self._episode_lost("the server no longer keeps the session")
+        self._token = None
+        self._fail(error)
+
+    def _dropped(self, link: Link, code: int, reason: str) -> None:
+        if link is not self._link:
+            return
+        self._link = None
+        if self._closed:
+            return
+        if self._token is None or self._reconnect.within <= 0:
+            self._fail(self._lost or self._episode_lost(f"the connection dropped ({code} {reason})".rstrip()))
+        elif self._returning is None:
+            self._returning = asyncio.get_running_loop().create_task(self._return())
+
+    async def _return(self) -> None:
+        """Come back to the same session and repeat what is unanswered."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._reconnect.within
+        try:
+            for pause in self._reconnect.pauses():
+                token = self._token
+                if token is None:
+                    return
+                try:
+                    self._link = await self._connect({**self._headers, "Session-Resume": token})
+                    break
+                except ConnectFailed as error:
+                    if loop.time() + pause > deadline:
+                        self._token = None
+                        self._fail(self._episode_lost(f"could not reconnect: {error}"))
+                        return
+                await asyncio.sleep(pause)
+        finally:
+            self._returning = None
+        self.reconnects += 1
+        logger.info("reconnected to %s, the episode goes on", self.base)
+        for pending in self._numbered.values():
+            self._link.send(pending.frame)
+
+    def _episode_lost(self, why: str) -> EpisodeLost:
+        return EpisodeLost(f"the episode is lost: {why}", hint="call reset() to begin a new one")
+
+    def _fail(self, error: PaddockError) -> None:
+        """Every waiting caller hears of it, and so does the next one, until a reset begins anew."""
+        self._lost = error
+        waiting = [*self._numbered.values(), *self._in_order]
+        self._numbered.clear()
+        self._in_order.clear()
+        for pending in waiting:
+            if not pending.answer.done():
+                pending.answer.set_exception(error)
+
+    def _forget_episode(self) -> None:
+        self._lost = None
+        self._token = None
+        link, self._link = self._link, None
+        if link is not None and not link.is_lost:
+            link.close()
+
+    async def _connect(self, headers: dict[str, str]) -> Link:
+        scheme, host, path, _, _ = urlsplit(self.base)
+        address = urlunsplit(("wss" if scheme == "https" else "ws", host, f"{path}/ws", "", ""))
+        opened: Link = await self._open_link(address, headers, self._received, self._dropped, self.timeouts.connect)
+        return opened
