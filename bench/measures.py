@@ -1,7 +1,6 @@
 """The measures: which servers are pressed by which load, and the ratio to reach.
 
 Each measure is a function that runs its servers, takes its samples and returns its rows.
-The numbers behind the targets are in the project's performance reference.
 """
 
 import sys
@@ -179,7 +178,7 @@ def _step_rows(
     with ExitStack() as stack:
         servers = _pair(stack, target, "counter", 2 * max(ratios))
         for sessions, ratio in ratios.items():
-            name = f"{label}, {sessions} sessions"
+            name = f"{label}, {sessions} session{'s' if sessions > 1 else ''}"
             load = _stepping(sessions, settings)
             paddock, openenv = interleave(name, servers, load, settings.rounds)
             rows.append(_rate_row(name, "steps/s", paddock, openenv, ratio))

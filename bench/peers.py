@@ -1,6 +1,5 @@
-"""Virtual environments of the peers Paddock is measured against, made when missing."""
+"""Virtual environments of the peers Paddock is measured against, completed when something is missing."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,38 +8,39 @@ ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".peers"
 REQUIREMENTS = Path(__file__).resolve().parent / "requirements"
 
+HAS_PINS = """
+import sys
+from importlib.metadata import PackageNotFoundError, version
+try:
+    pins = dict(pin.split("==") for pin in sys.argv[1:])
+    sys.exit(any(version(name) != pinned for name, pinned in pins.items()))
+except PackageNotFoundError:
+    sys.exit(1)
+"""
+
 
 def ensure_peer(name: str) -> Path:
-    """Return the Python of the peer's virtual environment, installing the peer first if needed.
+    """Return the Python of the peer's virtual environment, installing what it lacks.
 
-    What is installed is pinned in `bench/requirements/NAME.txt`. An installation that fails
-    is removed again, so that the next call starts afresh.
+    What belongs there is pinned in `bench/requirements/NAME.txt`. Others may have made the
+    environment and put more or less into it: what is missing is added, nothing is taken away.
 
     Raises:
         subprocess.CalledProcessError: the environment could not be made.
     """
     home = PEERS / name
     python = home / "bin" / "python"
-    if python.exists():
-        return python
-    print(f"installing {name} into {home.relative_to(ROOT)} ...", file=sys.stderr, flush=True)
-    try:
-        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        subprocess.run(
-            [
-                str(python),
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-                "-r",
-                str(REQUIREMENTS / f"{name}.txt"),
-            ],
-            check=True,
-            stdout=sys.stderr,
-        )
-    except BaseException:
-        shutil.rmtree(home, ignore_errors=True)
-        raise
+    requirements = REQUIREMENTS / f"{name}.txt"
+    if not _is_complete(python, requirements.read_text().split()):
+        print(f"installing {name} into .peers/{name} ...", file=sys.stderr, flush=True)
+        _run(sys.executable, "-m", "venv", str(home))
+        _run(str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements))
     return python
+
+
+def _is_complete(python: Path, pins: list[str]) -> bool:
+    return python.exists() and subprocess.run([python, "-c", HAS_PINS, *pins], check=False).returncode == 0
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, stdout=sys.stderr)

@@ -11,8 +11,8 @@ from bench.peers import ROOT
 from bench.processes import group_usage, wait_quiet
 from bench.servers import Server
 
-LOAD_SECONDS = 300.0
-"""A load generator that takes longer than this is ended."""
+OVERHEAD_SECONDS = 90.0
+"""How much longer than its measured time a load generator may take, to connect and to close."""
 
 BYSTANDER_CPU_SHARE = 0.03
 """Servers that are up but not pressed may use this much of a core before we complain."""
@@ -40,13 +40,14 @@ def press(server: Server, program: str, *, python: str = sys.executable, **optio
 
     Raises:
         RuntimeError: the generator failed.
+        subprocess.TimeoutExpired: it did not come to an end.
     """
     result = subprocess.run(
         load_command(server, program, python=python, **options),
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=LOAD_SECONDS,
+        timeout=OVERHEAD_SECONDS + options.get("seconds", 0.0),
         check=False,
     )
     if result.returncode != 0:

@@ -32,7 +32,8 @@ class ServerSpec:
 
     @property
     def label(self) -> str:
-        return self.project if self.workers == 1 else f"{self.project} x{self.workers}"
+        served = self.target.rpartition(":")[2]
+        return f"{self.project} {served}" + (f" x{self.workers}" if self.workers > 1 else "")
 
     def command(self, port: int) -> list[str]:
         """The command line that starts the server."""

@@ -60,7 +60,7 @@ class Environment(Generic[ActionT, ObservationT, StateT]):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        for base in getattr(cls, "__orig_bases__", ()):
+        for base in vars(cls).get("__orig_bases__", ()):
             origin = get_origin(base)
             if not (isinstance(origin, type) and issubclass(origin, Environment)):
                 continue

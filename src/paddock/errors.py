@@ -54,7 +54,7 @@ class PaddockError(Exception):
     rpc_code: ClassVar[int] = -32603
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, message: str, *, hint: str | None = None, **data: Any) -> None:
+    def __init__(self, message: str, /, *, hint: str | None = None, **data: Any) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -13,14 +13,14 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def counter_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port, log = free_port(), tmp_path_factory.mktemp("servers") / "paddock_counter.log"
-    with serving("paddock", paddock_command("counter", port), port, log) as server:
+    with serving("paddock", paddock_command("counter", port), port, log, ends_with=0) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port, log = free_port(), tmp_path_factory.mktemp("servers") / "paddock_echo.log"
-    with serving("paddock", paddock_command("echo", port), port, log) as server:
+    with serving("paddock", paddock_command("echo", port), port, log, ends_with=0) as server:
         yield server
 
 

@@ -37,6 +37,11 @@ def body_violation(kind: str, loc: list[Any], message: Any, given: Any, **ctx: A
     return {**rule, "ctx": ctx} if ctx else rule
 
 
+def told(status: int, detail: str) -> tuple[int, Any]:
+    """An HTTP error in words. Paddock may add its code and a hint."""
+    return status, Besides({"detail": detail}, "code", "hint")
+
+
 def step(**data: Any) -> dict[str, Any]:
     return {"type": "step", "data": data}
 

@@ -32,8 +32,13 @@ class Server:
 
 
 @contextmanager
-def serving(framework: str, command: list[str | Path], port: int, log: Path) -> Iterator[Server]:
-    """The server that `command` starts on `port`, from its first healthy answer to its SIGTERM."""
+def serving(
+    framework: str, command: list[str | Path], port: int, log: Path, *, ends_with: int | None = None
+) -> Iterator[Server]:
+    """The server that `command` starts on `port`, from its first healthy answer to its SIGTERM.
+
+    Where `ends_with` is given, the process must end with that code.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=quiet_environment())
     try:
@@ -48,8 +53,8 @@ def serving(framework: str, command: list[str | Path], port: int, log: Path) -> 
             process.kill()
             process.wait()
             raise
-    if framework == "paddock":
-        assert code == 0, f"exit code {code}\n{log.read_text()}"
+    if ends_with is not None:
+        assert code == ends_with, log.read_text()[-4000:]
 
 
 def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -16,10 +16,11 @@ from .messages import (
     body_violation,
     counted,
     exchanges,
+    told,
     violation,
 )
 from .processes import Server
-from .shapes import Besides, Including, Some
+from .shapes import Including, Some
 from .wire import request
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(60, func_only=True)]
@@ -27,11 +28,6 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(60, func_only=True)]
 
 def http_counted(total: int, reward: float | None, done: bool = False) -> dict[str, Any]:
     return {**counted(total, reward, done)["data"], "metadata": None}
-
-
-def told(status: int, detail: str) -> tuple[int, Any]:
-    """An error in words. Paddock may add its code and a hint."""
-    return status, Besides({"detail": detail}, "code", "hint")
 
 
 def unprocessable(*errors: dict[str, Any]) -> tuple[int, Any]:
@@ -213,12 +209,12 @@ def test_metadata_names_the_environment(counter: Server) -> None:
 def test_the_schema_describes_the_counter(counter: Server) -> None:
     schema = request(counter.url, "GET", "/schema").body
     fields = {part: set(described["properties"]) for part, described in schema.items()}
-    assert fields == {
-        "action": {"metadata", "amount"},
-        "observation": {"done", "reward", "metadata", "total"},
-        "state": {"episode_id", "step_count", "total"},
-        "reset_observation": {"done", "reward", "metadata", "total"},
-    }
+    assert fields == Including(
+        action={"metadata", "amount"},
+        observation={"done", "reward", "metadata", "total"},
+        state={"episode_id", "step_count", "total"},
+        reset_observation={"done", "reward", "metadata", "total"},
+    )
     assert schema["action"] == Including(additionalProperties=False, required=["amount"], type="object")
     assert schema["action"]["properties"]["amount"] == Including(type="integer", minimum=0)
     assert schema["observation"] == Including(additionalProperties=False, required=["total"], type="object")

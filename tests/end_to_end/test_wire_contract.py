@@ -204,8 +204,11 @@ def test_a_close_message_is_answered_by_closing(counter: Server) -> None:
         assert closed.value.code == 1000
 
 
-def test_text_that_is_not_utf8_closes_the_socket(counter: Server) -> None:
+@pytest.mark.parametrize("earlier", [0, 1], ids=["at first", "later"])
+def test_text_that_is_not_utf8_closes_the_socket(counter: Server, earlier: int) -> None:
     with Socket(counter.url) as connection:
+        for _ in range(earlier):
+            connection.ask({"type": "state"})
         connection.send_text_bytes(b'{"type":"\xff"}')
         assert connection.closing_code() == 1007
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import orjson
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from paddock.errors import EnvironmentFailure
 
-OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATETIME
+OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
 def encode(value: Any) -> bytes:
@@ -28,18 +28,11 @@ def encode(value: Any) -> bytes:
         return _encode_odd(value)
 
 
-def split_observation(observation: Any) -> tuple[dict[str, Any], Any, bool, dict[str, Any]]:
-    """The fields of an observation, its reward, whether it ends the episode, and its metadata."""
-    fields = model_fields(observation)
-    reward = fields.pop("reward", None)
-    done = bool(fields.pop("done", False))
-    return fields, reward, done, fields.get("metadata") or {}
-
-
 def observation_data(observation: Any) -> dict[str, Any]:
     """The `data` of an observation frame: `metadata` stands at the top only when there is any."""
-    fields, reward, done, metadata = split_observation(observation)
-    data = {"observation": fields, "reward": reward, "done": done}
+    fields = model_fields(observation)
+    data = {"observation": fields, "reward": fields.pop("reward", None), "done": fields.pop("done", False)}
+    metadata = fields.get("metadata")
     if metadata:
         data["metadata"] = metadata
     return data
@@ -47,13 +40,15 @@ def observation_data(observation: Any) -> dict[str, Any]:
 
 def observation_body(observation: Any) -> dict[str, Any]:
     """The body of an HTTP answer: `metadata` is always there, and the reward is a float."""
-    fields, reward, done, metadata = split_observation(observation)
-    reward = None if reward is None else float(reward)
-    return {"observation": fields, "reward": reward, "done": done, "metadata": metadata or None}
+    data = observation_data(observation)
+    reward = data["reward"]
+    return {**data, "reward": None if reward is None else float(reward), "metadata": data.get("metadata")}
 
 
 def model_fields(model: Any) -> dict[str, Any]:
     """A fresh dict of a model's fields, ready for `encode`."""
+    if _PLAIN.get(type(model)):
+        return model.__dict__.copy()  # type: ignore[no-any-return]
     if isinstance(model, dict):
         return dict(model)
     if not isinstance(model, BaseModel):
@@ -61,22 +56,25 @@ def model_fields(model: Any) -> dict[str, Any]:
             f"the environment returned {type(model).__name__}",
             hint="return an Observation (or State), or a dict of its fields",
         )
-    if not _is_plain(type(model)):
-        return _dump(model)
-    fields = dict(model.__dict__)
-    if model.__pydantic_extra__:
-        fields.update(model.__pydantic_extra__)
-    return fields
+    if _is_plain(type(model)):
+        return dict(model.__dict__)
+    try:
+        dumped: dict[str, Any] = model.model_dump(mode="json", fallback=_jsonable)
+    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+        raise _not_json(error) from error
+    return dumped
 
 
-_PLAIN: dict[type[BaseModel], bool] = {}
+_PLAIN: dict[type, bool] = {}
 
 
 def _is_plain(kind: type[BaseModel]) -> bool:
-    """Whether `__dict__` is all there is to say: no serialisers, computed fields, aliases, exclusions."""
+    """Whether `__dict__` is all there is to say: no serialisers, computed fields, aliases, extra fields."""
     known = _PLAIN.get(kind)
     if known is None:
-        known = _PLAIN[kind] = not any(_says_how(node) for node in _nodes(kind.__pydantic_core_schema__))
+        special = kind.model_config.get("extra") == "allow" or issubclass(kind, RootModel)
+        known = not special and not any(_says_how(node) for node in _nodes(kind.__pydantic_core_schema__))
+        _PLAIN[kind] = known
     return known
 
 
@@ -86,6 +84,7 @@ def _says_how(node: dict[str, Any]) -> bool:
         or node.get("computed_fields")
         or node.get("serialization_alias")
         or node.get("serialization_exclude")
+        or any(key.startswith("ser_json") for key in node.get("config") or ())
     )
 
 
@@ -100,15 +99,10 @@ def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
             yield from _nodes(value)
 
 
-def _dump(model: BaseModel) -> dict[str, Any]:
-    dumped: dict[str, Any] = model.model_dump(mode="json", fallback=_jsonable)
-    return dumped
-
-
 def _jsonable(value: Any) -> Any:
     """orjson asks this for every value it does not know."""
     if isinstance(value, BaseModel):
-        return model_fields(value)
+        return dict(value.__dict__) if _is_plain(type(value)) else value.model_dump(mode="json", fallback=_jsonable)
     if hasattr(value, "tolist"):
         return value.tolist()
     return to_jsonable_python(value)
@@ -123,7 +117,11 @@ def _encode_odd(value: Any) -> bytes:
             plain = to_jsonable_python(value, fallback=_jsonable, inf_nan_mode="null")
             return json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError, PydanticSerializationError) as error:
-        raise EnvironmentFailure(
-            f"the environment's answer cannot be written as JSON: {error}",
-            hint="return strings, numbers, lists, dicts, or models of them",
-        ) from error
+        raise _not_json(error) from error
+
+
+def _not_json(error: Exception) -> EnvironmentFailure:
+    return EnvironmentFailure(
+        f"the environment's answer cannot be written as JSON: {error}",
+        hint="return strings, numbers, lists, dicts, or models of them",
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 from typing import Any
 
 from paddock.errors import SessionClosed
@@ -26,7 +26,8 @@ class Step:
     """Act. `action` is already an instance of the environment's action type."""
 
     action: Any
-    extras: dict[str, Any] = field(default_factory=dict)
+    extras: dict[str, Any] | None = None
+    """Further keywords for `step()`, as far as it takes them."""
 
 
 @dataclass(slots=True)
@@ -50,11 +51,13 @@ class CallTool:
 Request = Reset | Step | GetState | ListTools | CallTool
 
 
-class Phase(Enum):
-    NEW = "new"
-    RUNNING = "running"
-    DONE = "done"
-    CLOSED = "closed"
+class Phase(IntEnum):
+    """An integer, because every step looks it up and a plain Enum hashes slowly."""
+
+    NEW = 0
+    RUNNING = 1
+    DONE = 2
+    CLOSED = 3
 
 
 # Acting before the first reset, or after `done`, is allowed: OpenEnv clients rely on both.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
+from pydantic_core import from_json
 
 from paddock.protocol.codec import encode, model_fields
 
@@ -23,6 +24,7 @@ SESSION_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 COMPLETE = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 """What every result says in the stateless revision; older clients pass it by."""
 UNSUPPORTED_VERSION = -32022
+FASTMCP_RESULT = ("content", "structured_content", "meta", "data", "is_error")
 
 
 def choose_version(asked: Any) -> str:
@@ -73,6 +75,17 @@ def tool_result(value: Any) -> dict[str, Any]:
     }
 
 
+def plain_result(result: Any) -> dict[str, Any]:
+    """A `tools/call` result from whatever stands in a tool observation: ours, FastMCP's, or a bare value."""
+    if isinstance(result, dict) and "content" in result:
+        return result
+    if not hasattr(result, "structured_content"):
+        return tool_result(result)
+    fields = from_json(encode({key: getattr(result, key, None) for key in FASTMCP_RESULT}))
+    spec = {"structuredContent": fields["structured_content"], "isError": bool(fields["is_error"])}
+    return {**fields, **spec, "resultType": "complete"}
+
+
 def tool_failure(message: str) -> dict[str, Any]:
     """A tool that ran and failed, as a `tools/call` result: the model is meant to read it."""
     return {
@@ -104,9 +117,19 @@ def _content(value: Any) -> list[dict[str, Any]]:
     return [_text(value if isinstance(value, str) else encode(value).decode())]
 
 
+BLOCKS = {
+    "text": {"text"},
+    "image": {"data", "mimeType"},
+    "audio": {"data", "mimeType"},
+    "resource": {"resource"},
+    "resource_link": {"uri"},
+}
+
+
 def _is_block(value: Any) -> bool:
     """Whether a tool returned MCP content itself, such as an image."""
-    return isinstance(value, dict) and value.get("type") in ("text", "image", "audio", "resource", "resource_link")
+    needed = BLOCKS.get(str(value.get("type"))) if isinstance(value, dict) else None
+    return needed is not None and needed <= value.keys()
 
 
 def _text(text: str) -> dict[str, Any]:

@@ -7,16 +7,17 @@ the OpenEnv wire; a stock client never sends them and never receives them.
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, TypeAdapter, ValidationError
 
-from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, UnknownType
+from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, RequestError, UnknownType
 from paddock.protocol.codec import encode, model_fields, observation_data
+from paddock.protocol.redact import redact
 
 ActionT = TypeVar("ActionT")
 LONGEST_INPUT_ECHOED = 500
+MOST_PROBLEMS = 50
 
 
 class ResetArguments(BaseModel):
@@ -103,60 +104,98 @@ class Wire:
         )
         self._read_single = single_adapter.validator.validate_json
         self._read_batch = batch_adapter.validator.validate_json
+        self._read_action = TypeAdapter(action_type).validator.validate_python
+        self._tags = _tags_of(action_type)
 
     def parse(self, raw: bytes | str) -> Single:
         """The one message in a frame. Raises RequestError; then nothing may be executed."""
         try:
             message: Single = self._read_single(raw)
-        except ValidationError as error:
-            raise explain(error) from None
+        except Exception as error:
+            raise self._explain(error) from None
         return message
 
     def parse_batch(self, raw: bytes | str) -> list[Message]:
         """All messages in a frame of a connection that carries many sessions."""
         try:
             messages: list[Message] = self._read_batch(raw)
-        except ValidationError as error:
-            raise explain(error) from None
+        except Exception as error:
+            raise self._explain(error, inside_list=True) from None
         return messages
 
+    def parse_action(self, document: Any) -> Any:
+        """An action that comes without a frame around it. Locations in the error are the action's own."""
+        try:
+            return self._read_action(document)
+        except ValidationError as error:
+            problems = error_list(error)
+            for problem in problems:
+                problem["loc"] = self._without_tag(problem["loc"])
+            raise InvalidMessage("Invalid message", errors=problems) from None
+        except Exception as error:
+            raise _broken_validator(error) from error
 
-def explain(error: ValidationError) -> InvalidJSON | UnknownType | InvalidMessage:
-    """Which of the three ways a frame can be wrong this is, and where."""
-    problems = error_list(error)
-    first = problems[0]
-    if first["type"] == "json_invalid":
-        return InvalidJSON(f"Invalid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
-    if first["type"] == "union_tag_not_found":
-        return UnknownType("Unknown message type: ", hint=f"send a type: {', '.join(KINDS)}")
-    if first["type"] == "union_tag_invalid":
-        tag = first["ctx"]["tag"]
-        return UnknownType(f"Unknown message type: {tag}", hint=f"known types: {', '.join(KINDS)}")
-    if first["type"] in ("model_attributes_type", "list_type"):
-        return InvalidMessage("Invalid message", errors=problems, hint="send one JSON object per frame")
-    return InvalidMessage("Invalid message", errors=problems)
+    def _explain(self, error: Exception, *, inside_list: bool = False) -> RequestError:
+        """Which of the ways a frame can be wrong this is, and where."""
+        if not isinstance(error, ValidationError):
+            return _broken_validator(error)
+        depth = 1 if inside_list else 0
+        first = error.errors(include_url=False, include_input=False)[0]
+        kind = first["type"] if len(first["loc"]) <= depth else "field"
+        if kind == "json_invalid":
+            return InvalidJSON(f"Invalid JSON: {first['ctx']['error']}")
+        if kind in ("union_tag_not_found", "union_tag_invalid"):
+            tag = first.get("ctx", {}).get("tag", "")
+            return UnknownType(f"Unknown message type: {tag}", hint=f"known types: {', '.join(KINDS)}")
+        hint = "send one JSON object per frame" if kind in ("model_attributes_type", "list_type") else None
+        problems = error_list(error)
+        for problem in problems:
+            problem["loc"] = self._inside_frame(problem["loc"][depth:])
+        return InvalidMessage("Invalid message", errors=problems, hint=hint)
+
+    def _inside_frame(self, location: list[Any]) -> list[Any]:
+        """Relative to the caller's own object: `["step", "data", "amount"]` is the action's `amount`."""
+        kind, *rest = location or [None]
+        if rest[:1] == ["data"] and len(rest) > 1:
+            rest = rest[1:]
+            return self._without_tag(rest) if kind == "step" else rest
+        return rest
+
+    def _without_tag(self, location: list[Any]) -> list[Any]:
+        return location[1:] if location and location[0] in self._tags else location
+
+
+def _tags_of(action_type: Any) -> frozenset[Any]:
+    """The tags that pydantic puts into locations where the action is one of several types."""
+    members = get_args(get_args(action_type)[0]) if get_origin(action_type) is Annotated else ()
+    tags = (getattr(note, "tag", None) for member in members for note in get_args(member)[1:])
+    return frozenset(tag for tag in tags if tag is not None)
+
+
+def _broken_validator(error: Exception) -> InvalidMessage:
+    reason = redact(f"{type(error).__name__}: {error}")
+    return InvalidMessage("Invalid message", errors=[{"type": "validator_failed", "loc": [], "msg": reason}])
 
 
 def error_list(error: ValidationError) -> list[dict[str, Any]]:
-    """pydantic's list of problems as plain JSON, each located relative to the caller's own object."""
-    problems: list[dict[str, Any]] = json.loads(error.json())
+    """pydantic's list of problems as plain JSON, as many of them as anybody reads."""
+    problems: list[dict[str, Any]] = [dict(problem) for problem in error.errors()[:MOST_PROBLEMS]]
     for problem in problems:
-        problem["loc"] = _own_location(problem["loc"])
-        shown = problem.get("input")
-        if isinstance(shown, str) and len(shown) > LONGEST_INPUT_ECHOED:
-            problem["input"] = shown[:LONGEST_INPUT_ECHOED] + "…"
+        problem["loc"] = list(problem["loc"])
+        problem["input"] = _shown(problem["input"])
+        if problem["type"] == "model_type":
+            problem |= {"type": "dict_type", "msg": "Input should be a valid dictionary"}
+            problem["url"] = problem["url"].replace("model_type", "dict_type")
+            problem.pop("ctx", None)
+        if "ctx" in problem:
+            problem["ctx"] = {k: str(v) if isinstance(v, Exception) else v for k, v in problem["ctx"].items()}
     return problems
 
 
-def _own_location(location: list[Any]) -> list[Any]:
-    """Drop the union tags that pydantic puts in: `["step", "data", "amount"]` is the action's `amount`."""
-    if location and location[0] in (*KINDS, "open"):
-        location = location[1:]
-        if location[:1] == ["data"] and len(location) > 1:
-            location = location[1:]
-        if location and location[0] in ("call_tool", "list_tools"):
-            location = location[1:]
-    return location
+def _shown(value: Any) -> Any:
+    """What was sent, unless it is too long to send back."""
+    text = value if isinstance(value, str) else repr(value)
+    return value if len(text) <= LONGEST_INPUT_ECHOED else text[:LONGEST_INPUT_ECHOED] + "…"
 
 
 def write_observation(observation: Any, number: int | None = None, session: str | None = None) -> bytes:

@@ -6,17 +6,23 @@ import re
 
 MASK = "***"
 
+LONGEST = 8_000
+"""An exception's text is cut here before it is searched."""
+
 _NAMED = re.compile(
-    r"""(?ix) ( [\w-]* (?: password | passwd | pwd | secret | token | api[_-]?key | apikey | credential s? ) [\w-]*
-    ["']? \s* [=:] \s* ) ( "[^"]*" | '[^']*' | [^\s,;&'"]+ )"""
+    r"""(?ix) (?<![\w-]) ( [\w-]{0,40}?
+    (?: password | passwd | pwd | passphrase | secret | token | api[_-]?key | private[_-]?key | credential s? )
+    [\w-]{0,40} ["']? \s{0,3} [=:] \s{0,3} ) ( "[^"]*" | '[^']*' | [^\s,;&'"]+ )"""
 )
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
-_SHAPED = re.compile(r"\b(?:sk|pk|rk|hf|ghp|gho|ghs|glpat|xox[abp])[-_][A-Za-z0-9_-]{8,}\b")
-_IN_URL = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
+_SHAPED = re.compile(r"\b(?:sk|pk|rk|hf|ghp|gho|ghs|github_pat|glpat|xox[abp])[-_][A-Za-z0-9_-]{8,}\b")
+_IN_URL = re.compile(r"(?<=://)[^/\s:@]{0,200}:[^/\s@]{1,200}(?=@)")
 
 
 def redact(text: str, secrets: tuple[str, ...] = ()) -> str:
     """`text` with everything that looks like a credential, and every string in `secrets`, masked."""
+    if len(text) > LONGEST:
+        text = text[:LONGEST] + "…"
     for secret in secrets:
         if secret:
             text = text.replace(secret, MASK)

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -24,10 +25,11 @@ from paddock.server.mcp import McpEndpoint
 from paddock.server.service import Service
 from paddock.server.sockets import serve_socket
 from paddock.sessions.blueprint import Blueprint
-from paddock.telemetry.metrics import prometheus
+from paddock.telemetry.metrics import merge_texts, prometheus
 
 DEFAULT_SESSIONS = 100
 OPEN_PATHS = ("/health",)
+INSIDE_HEADER = "paddock-inside"
 
 
 def create_app(
@@ -155,10 +157,10 @@ class About:
         return JSONBytes(body, 200 if status == "healthy" else 503)
 
     async def metrics(self, request: Request) -> Response:
-        colleagues, manager = self.service.colleagues, self.service.manager
+        manager = self.service.manager
         own = prometheus(manager.metrics, manager.statistics(), manager.worker)
-        text = own if colleagues is None else await colleagues.gather_metrics(own)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+        others = [text.decode() for text in await self._others(request)]
+        return PlainTextResponse(merge_texts([own, *others]), media_type="text/plain; version=0.0.4")
 
     async def metadata(self, request: Request) -> Response:
         return JSONBytes((await self.service.metadata()).model_dump())
@@ -167,13 +169,23 @@ class About:
         return JSONBytes(self.service.blueprint.schemas())
 
     async def sessions(self, request: Request) -> Response:
-        return JSONBytes([asdict(info) for info in self.service.manager.sessions()])
+        own = [asdict(info) for info in self.service.manager.sessions()]
+        others = [info for answer in await self._others(request) for info in orjson.loads(answer)]
+        return JSONBytes([*own, *others])
 
     async def openapi(self, request: Request) -> Response:
         return JSONBytes(self._description())
 
     async def docs(self, request: Request) -> Response:
         return HTMLResponse(openapi.page(self._description()))
+
+    async def _others(self, request: Request) -> list[bytes]:
+        """What the other workers answer to the same question, unless it is one of them who asks."""
+        colleagues = self.service.colleagues
+        if colleagues is None or request.headers.get(INSIDE_HEADER):
+            return []
+        known = {k: v for k, v in request.headers.items() if k in ("authorization", "host")}
+        return await colleagues.gather(request.url.path, known)
 
     def _description(self) -> dict[str, Any]:
         if self._openapi is None:

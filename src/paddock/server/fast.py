@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import socket
 from http import HTTPStatus
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -18,8 +20,7 @@ from picows.picows import WSProtocol  # type: ignore[attr-defined]
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 import paddock
-from paddock.errors import InvalidMessage, PaddockError
-from paddock.protocol.messages import write_error
+from paddock.errors import PaddockError
 from paddock.server.access import check_access
 from paddock.server.sockets import converse
 from paddock.server.ws import SESSION_HEADER, VERSION_HEADER, Hello
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
 
 PATHS = ("/ws", "/mcp")
 READ_BUFFER = 2048
+_SESSION_NAMED = re.compile(rb"(?i)[?&]session_id=([^&\s]+)|\r\nsession-resume:[ \t]*(\S+)")
 HANDSHAKE_TIMEOUT = 10
 TEXT, BINARY, CONTINUATION, PONG, CLOSE = (
     WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.CONTINUATION, WSMsgType.PONG, WSMsgType.CLOSE,
 )  # fmt: skip
 
+logger = logging.getLogger("paddock.server")
 # picows reports every connection; what matters is in the log of sessions.
 quiet = logging.getLogger("paddock.picows")
 quiet.setLevel(logging.CRITICAL)
@@ -78,12 +81,16 @@ class FastSocket(WSListener):  # type: ignore[misc]
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         self._seen = monotonic()
         kind = frame.msg_type
-        if kind == TEXT and frame.fin and not self._parts:
-            self.conversation.receive(frame.get_payload_as_bytes())
-        elif kind == CLOSE:
-            self._goodbye(frame)
-        elif kind != PONG:
-            self._assemble(kind, frame)
+        try:
+            if kind == TEXT and frame.fin and not self._parts:
+                self.conversation.receive(frame.get_payload_as_bytes())
+            elif kind == CLOSE:
+                self._goodbye(frame)
+            elif kind != PONG:
+                self._assemble(kind, frame)
+        except Exception:
+            logger.exception("a frame could not be handled")
+            raise
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self.service.sockets.discard(self)
@@ -137,8 +144,7 @@ class FastSocket(WSListener):  # type: ignore[misc]
         if self._parts_are_text:
             self.conversation.receive(whole)
         else:
-            error = InvalidMessage("Invalid message", hint="send JSON in a text frame, not a binary one", errors=[])
-            self.send(write_error(error))
+            self.conversation.receive_binary()
 
 
 class FastProtocol(WSProtocol):  # type: ignore[misc]
@@ -205,6 +211,8 @@ class UpgradeRouter:
     def data_received(self, data: bytes) -> None:
         target = data.split(b" ", 2)[1]
         path = target.partition(b"?")[0].decode("latin-1")
+        if path in PATHS and self._belongs_elsewhere(data):
+            return
         protocol: Any
         if path in PATHS:
             protocol = FastProtocol(self.service, self._arguments["server_state"])
@@ -214,3 +222,25 @@ class UpgradeRouter:
         protocol.data_received(data)
         # uvicorn makes this router the transport's protocol once we return; replace it right after.
         asyncio.get_running_loop().call_soon(self._transport.set_protocol, protocol)
+
+    def _belongs_elsewhere(self, data: bytes) -> bool:
+        """Give the socket to the worker that keeps its session, or has more room for a new one."""
+        colleagues = self.service.colleagues
+        if colleagues is None:
+            return False
+        named = _SESSION_NAMED.search(data.partition(b"\r\n\r\n")[0])
+        token = next((group for group in named.groups() if group), b"").decode("latin-1") if named else ""
+        worker = colleagues.owner(token) if token and token != "new" else colleagues.best_for_newcomer()
+        return worker is not None and colleagues.hand_over(worker, self._transport, data)
+
+
+def adopt(service: Service, server_state: Any, connection: socket.socket, request: bytes) -> None:
+    """Go on with a WebSocket that another worker received."""
+    connection.setblocking(False)
+
+    async def take_over() -> None:
+        loop = asyncio.get_running_loop()
+        _, protocol = await loop.connect_accepted_socket(lambda: FastProtocol(service, server_state), connection)
+        protocol.data_received(request)
+
+    service.spawn(take_over())

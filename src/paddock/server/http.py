@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SESSION_HEADER = "session-id"
 SESSION_COOKIE = "paddock_session"
+NOT_AN_OBJECT = "Input should be a valid dictionary or object to extract fields from"
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -98,6 +99,8 @@ async def read_model(request: Request, model: type[ModelT], limit: int, *, optio
         document = from_json(raw)
     except ValueError as error:
         raise BadBody([_not_json(raw, error)]) from None
+    if not isinstance(document, dict):
+        raise BadBody([{"type": "model_attributes_type", "loc": ["body"], "msg": NOT_AN_OBJECT, "input": document}])
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -165,12 +168,12 @@ class Episodes:
 
     async def step(self, request: Request) -> Response:
         body = await read_model(request, StepBody, self.limit)
-        action = self._action(body.action)
+        action = self.service.blueprint.wire.parse_action(body.action)
         given = {"timeout_s": body.timeout_s, "request_id": body.request_id}
         extras = {**(body.__pydantic_extra__ or {}), **{k: v for k, v in given.items() if v is not None}}
         async with self._episode(request) as session:
             answer = await self.service.dispatch.ask(
-                session, Step(action, extras), timeout=body.timeout_s, left=leaving(request)
+                session, Step(action, extras or None), timeout=body.timeout_s, left=leaving(request)
             )
             return self._written(session, observation_body(answer))
 
@@ -206,17 +209,6 @@ class Episodes:
             response.headers[SESSION_HEADER] = session.token
             response.set_cookie(SESSION_COOKIE, session.token, httponly=True, samesite="strict")
         return response
-
-    def _action(self, document: dict[str, Any]) -> Any:
-        """The typed action. Locations in the error are relative to the action itself."""
-        try:
-            return self.service.blueprint.action_adapter.validate_python(document)
-        except ValidationError as error:
-            detail = error_list(error)
-            for problem in detail:
-                if problem["loc"][:1] in (["call_tool"], ["list_tools"]):
-                    problem["loc"] = problem["loc"][1:]
-            raise BadBody(detail) from None
 
 
 def session_token(request: Request) -> str | None:

@@ -74,7 +74,7 @@ class McpEndpoint:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         token = next((value.decode("latin-1") for name, value in scope["headers"] if name == SESSION_HEADER), None)
         if scope["method"] == "POST":
-            await self._post(token, receive, send)
+            await self._post(token, scope, receive, send)
         elif token is None or scope["method"] not in ("GET", "DELETE"):
             await _reply(send, 405, {"detail": "Method Not Allowed"}, [(b"allow", b"POST, GET, DELETE")])
         elif scope["method"] == "DELETE":
@@ -82,7 +82,7 @@ class McpEndpoint:
         else:
             await self._stream(token, receive, send)
 
-    async def _post(self, token: str | None, receive: Any, send: Any) -> None:
+    async def _post(self, token: str | None, scope: Any, receive: Any, send: Any) -> None:
         try:
             body = await read_body(receive, self.limit)
         except ClientDisconnect:
@@ -95,6 +95,12 @@ class McpEndpoint:
         except RpcError as error:
             await _reply(send, 200, jsonrpc.failure(error))
             return
+        colleagues = self.service.colleagues
+        if colleagues is not None and isinstance(calls, Call):
+            worker = colleagues.owner(str(calls.params.get("session_id") or ""))
+            if worker is not None:
+                await colleagues.forward(worker, scope, body, send)
+                return
         caller = HttpCaller(self.service, token, receive)
         if token is not None:
             try:

@@ -56,6 +56,7 @@ class McpConversation:
             self._opening.cancel()
         session, self._session = self._session, None
         if session is not None:
+            session.detach(self, dropped=not clean)
             session.close("its client left")
 
     # -- what the session calls -------------------------------------------------------------------

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -14,7 +18,7 @@ from paddock.config import ServerConfig
 from paddock.errors import ConfigError
 from paddock.server.access import is_loopback
 from paddock.server.app import create_app
-from paddock.server.fast import UpgradeRouter
+from paddock.server.fast import UpgradeRouter, adopt
 from paddock.server.service import Service
 
 logger = logging.getLogger("paddock.server")
@@ -64,6 +68,24 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self.service = service
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on SIGTERM and Ctrl-C, and end with exit code 0: a drained server was not killed."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.service.colleagues is not None:
+            self.service.colleagues.start(self.service, partial(adopt, self.service, self.server_state))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if not self.force_exit:

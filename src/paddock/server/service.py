@@ -62,6 +62,8 @@ class Service:
             secrets=(access.token,) if access.token else (),
             worker=colleagues.number if colleagues else 0,
         )
+        if colleagues is not None:
+            self._manager.ask_others_for_room = colleagues.ask_for_room
         self._tick()
 
     async def stop(self, grace: float | None = None) -> None:
@@ -98,8 +100,13 @@ class Service:
         """Run a coroutine beside the caller; it is kept from being collected half-way."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._task_ended)
         return task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a conversation failed", exc_info=error)
 
     def _tick(self) -> None:
         manager = self._manager
@@ -109,6 +116,8 @@ class Service:
         self._ticks += 1
         try:
             manager.tick()
+            if self.colleagues is not None:
+                self.colleagues.tick(self)
             if self._ticks % LOOK_AT_SOCKETS_EVERY == 0:
                 now = manager.clock()
                 for socket in list(self.sockets):

@@ -55,7 +55,7 @@ class Hello:
 
     @classmethod
     def read(cls, path: str, query: str, header: Callable[[str], str | None]) -> Hello:
-        asked = parse_qs(query)
+        asked = parse_qs(query, keep_blank_values=True)
         wait = header(QUEUE_HEADER)
         return cls(
             path=path,
@@ -125,11 +125,11 @@ class Conversation:
         session, self.session = self.session, None
         if session is None:
             return
+        session.detach(self, dropped=not clean)
         owner = session.door is Door.SOCKET
         if owner and (clean or not session.resumable):
             session.close("its client left")
             return
-        session.detach(self, dropped=not clean)
         if not session.resumable:
             session.cancel_running("its client left")
         if session.close_when_detached:

@@ -23,9 +23,10 @@ from paddock.types import Action, CallToolAction, EnvironmentMetadata, ListTools
 logger = logging.getLogger("paddock.sessions")
 
 SLOW_CALL = 0.010
-VERY_SLOW_CALL = 0.100
-STRIKES = 3
-CALLS_PER_STRIKE_FORGIVEN = 200
+BEYOND_EXCUSE = 0.500
+FEWEST_SLOW = 3
+SLOW_SHARE = 0.1
+WINDOW = 10.0
 
 
 class Where(Enum):
@@ -47,15 +48,16 @@ class Affinity(Enum):
 class Method:
     """One callable of an environment class: where it runs and which keywords it takes."""
 
-    __slots__ = ("_calls", "_strikes", "accepts", "invoke", "name", "where")
+    __slots__ = ("_calls_before", "_slow", "_window_began", "accepts", "invoke", "name", "where")
 
     def __init__(self, name: str, invoke: Callable[[Any, Any], Any], where: Where, accepts: set[str] | None) -> None:
         self.name = name
         self.invoke = invoke
         self.where = where
         self.accepts = accepts
-        self._strikes = 0
-        self._calls = 0
+        self._slow = 0
+        self._calls_before = 0
+        self._window_began = 0.0
 
     def pick(self, keywords: dict[str, Any]) -> dict[str, Any]:
         """Those of `keywords` that the method takes; unknown ones are passed by."""
@@ -63,15 +65,17 @@ class Method:
             return {key: value for key, value in keywords.items() if key != "self"}
         return {key: value for key, value in keywords.items() if key in self.accepts}
 
-    def watch(self, seconds: float) -> None:
-        """Move an inline method to threads once it has shown to be slow."""
-        self._calls += 1
-        if seconds < SLOW_CALL:
-            if self._strikes and self._calls % CALLS_PER_STRIKE_FORGIVEN == 0:
-                self._strikes -= 1
-            return
-        self._strikes += STRIKES if seconds >= VERY_SLOW_CALL else 1
-        if self._strikes >= STRIKES:
+    def was_slow(self, seconds: float, calls: int, now: float) -> None:
+        """An inline call held up the loop; `calls` is how many there have been in all.
+
+        On a busy machine any call may be slow once in a while. Threads take over when it is a habit,
+        or when one call was slow beyond excuse.
+        """
+        if now - self._window_began > WINDOW:
+            self._window_began, self._calls_before, self._slow = now, calls - 1, 0
+        self._slow += 1
+        habit = self._slow >= FEWEST_SLOW and self._slow >= SLOW_SHARE * (calls - self._calls_before)
+        if habit or seconds >= BEYOND_EXCUSE:
             self.where = Where.THREAD
             logger.warning(
                 "%s() is declared inline but took %.0f ms: it runs on threads from now on", self.name, seconds * 1e3
@@ -121,7 +125,6 @@ class Blueprint:
         self.state = Method("state", _read_state, plain, set())
         self.call_tool = _call_tool_method(cls, plain)
         self.wire = Wire(self.routed_action_type)
-        self.action_adapter: TypeAdapter[Any] = TypeAdapter(self.routed_action_type)
 
     @property
     def routed_action_type(self) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from paddock.errors import NotSupported, PaddockError, ToolFailure, tool_error_class
 from paddock.protocol.codec import model_fields
 from paddock.protocol.episode import CallTool, GetState, ListTools, Request, Reset, Step
-from paddock.protocol.mcp import tool_listing, tool_result, with_score
+from paddock.protocol.mcp import plain_result, tool_listing, tool_result, with_score
 from paddock.sessions.blueprint import Blueprint, call_tool_action, list_tools_action
 from paddock.sessions.session import Session, Work
 from paddock.tools import ToolReturn
@@ -151,9 +151,7 @@ def _called_as_step(session: Session, _: Work, observation: Any) -> Any:
         session.episode.stepped(done=_is_done(observation))
     if error is not None:
         raise kind(error.message)
-    result = getattr(observation, "result", None)
-    if not isinstance(result, dict):
-        result = model_fields(result) if hasattr(result, "model_dump") else tool_result(result)
+    result = plain_result(getattr(observation, "result", None))
     return with_score(result, observation.reward, _is_done(observation))
 
 

@@ -7,7 +7,7 @@ import inspect
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("paddock.sessions")
 REAP_EVERY = 1.0
 ROOM_TIMEOUT = 5.0
+ROOM_ELSEWHERE = 1.0
 DRAIN_LOOKS_EVERY = 0.02
 
 
@@ -66,6 +67,8 @@ class SessionManager:
         self.slots = Slots(count or LocalCount(limits.max_sessions), clock)
         self.running: set[Work] = set()
         self.draining = False
+        self.ask_others_for_room: Callable[[], Awaitable[bool]] | None = None
+        """Set where other processes share the capacity and may have a session that gives way."""
         self.builds_ok: bool | None = None
         self._sessions: dict[str, Session] = {}
         self._ending: set[Session] = set()
@@ -165,6 +168,8 @@ class SessionManager:
             await asyncio.wait([gone.ended], timeout=0 if self.blueprint.concurrent else ROOM_TIMEOUT)
             if self.slots.take():
                 return
+        elif self.ask_others_for_room is not None and await self.ask_others_for_room():
+            wait = max(wait, ROOM_ELSEWHERE)
         taken, most = self.slots.taken(), self.slots.capacity
         if wait <= 0:
             self.metrics.sessions_refused += 1
@@ -175,6 +180,10 @@ class SessionManager:
                 max_sessions=most,
             )
         await self.slots.wait(wait, moved)
+
+    def giving_way(self, now: float) -> int:
+        """How many sessions would make room."""
+        return sum(1 for session in self._sessions.values() if session.gives_way(now))
 
     def make_room(self) -> Session | None:
         """Close the session that gives way and was unused for longest, if there is one."""

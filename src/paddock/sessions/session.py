@@ -21,7 +21,7 @@ from paddock.errors import EnvironmentFailure, PaddockError, SessionBusy, Sessio
 from paddock.protocol.episode import Episode, Phase
 from paddock.protocol.redact import redact
 from paddock.protocol.resume import ReplyLedger
-from paddock.sessions.blueprint import Method, Where
+from paddock.sessions.blueprint import SLOW_CALL, Method, Where
 from paddock.sessions.runner import Job
 
 if TYPE_CHECKING:
@@ -55,23 +55,21 @@ class Attachment(Protocol):
 class Work:
     """One request on its way through a session. `reply(work, answer)` is called exactly once."""
 
-    __slots__ = ("after", "argument", "deadline", "method", "number", "overdue", "reply", "request", "session",
-                 "settled", "started", "task", "timeout")  # fmt: skip
+    method: Method
+    argument: Any
+    after: Callable[[Session, Work, Any], Any]
+    timeout: float | None = None
+    deadline: float | None = None
+    started = 0.0
+    settled = False
+    overdue = False
+    task: asyncio.Task[Any] | None = None
 
-    def __init__(self, session: Session, request: Request, reply: Callable[[Work, Any], None], number: Any):
+    def __init__(self, session: Session, request: Request, reply: Callable[[Work, Any], None], number: Any) -> None:
         self.session = session
         self.request = request
         self.reply = reply
         self.number = number
-        self.method: Method
-        self.argument: Any = None
-        self.after: Callable[[Session, Work, Any], Any]
-        self.timeout: float | None = None
-        self.deadline: float | None = None
-        self.started = 0.0
-        self.settled = False
-        self.overdue = False
-        self.task: asyncio.Task[Any] | None = None
 
     def settle(self, answer: Any) -> None:
         """Answer, unless that has happened. An error is an answer too."""
@@ -130,7 +128,7 @@ class Session:
         self._closing_environment = False
 
     def __repr__(self) -> str:
-        return f"<Session {self.id} {self.door.value} {self.episode.phase.value} steps={self.episode.steps}>"
+        return f"<Session {self.id} {self.door.value} {self.episode.phase.name.lower()} steps={self.episode.steps}>"
 
     @property
     def is_running(self) -> bool:
@@ -139,7 +137,7 @@ class Session:
     def info(self) -> SessionInfo:
         now = self._manager.clock()
         return SessionInfo(
-            id=self.id, door=self.door.value, phase=self.episode.phase.value, episode_id=self.episode.id,
+            id=self.id, door=self.door.value, phase=self.episode.phase.name.lower(), episode_id=self.episode.id,
             steps=self.episode.steps, age_s=round(now - self.opened_at, 3), idle_s=round(now - self.last_active, 3),
             attached=self.attachment is not None, running=self.is_running,
         )  # fmt: skip
@@ -148,10 +146,10 @@ class Session:
 
     def submit(self, work: Work) -> None:
         """Carry out `work` now, or after what is already under way."""
-        if self.closed:
-            work.settle(SessionClosed("the session is closed"))
-        elif self._current is None:
+        if self._current is None and not self.closed:
             self._carry_out(work)
+        elif self.closed or self._current is None:
+            work.settle(SessionClosed("the session is closed"))
         elif self._current.settled:
             work.settle(SessionBusy("an earlier request ran over its deadline and still holds the environment"))
         elif len(self._waiting) >= MOST_WAITING:
@@ -205,8 +203,7 @@ class Session:
     def _start(self, work: Work) -> bool:
         """Begin; True if the answer is already there."""
         manager = self._manager
-        clock = manager.clock
-        work.started = clock()
+        work.started = manager.clock()
         method = work.method
         if method.where is Where.INLINE:
             try:
@@ -214,7 +211,6 @@ class Session:
             except BaseException as error:
                 # An environment may raise SystemExit or CancelledError; neither is ours to obey.
                 value = self._failure(work, error)
-            method.watch(clock() - work.started)
             self._conclude(work, value)
             return True
         if work.timeout is not None:
@@ -241,17 +237,21 @@ class Session:
             self._carry_out(self._waiting.popleft())
 
     def _conclude(self, work: Work, value: Any) -> None:
-        now = self._manager.clock()
-        self.last_active = now
+        manager, method = self._manager, work.method
+        self.last_active = now = manager.clock()
         self._current = None
+        seconds = now - work.started
+        timings = manager.metrics.calls[method.name]
+        timings.observe(seconds)
+        if seconds > SLOW_CALL and method.where is Where.INLINE:
+            method.was_slow(seconds, timings.count, now)
         if not isinstance(value, PaddockError):
             try:
                 value = work.after(self, work, value)
-            except PaddockError as error:
-                value = error
             except Exception as error:
                 value = self._failure(work, error)
-        self._manager.metrics.observe(work.method.name, now - work.started, value)
+        if isinstance(value, PaddockError):
+            manager.metrics.errors[value.code] += 1
         work.settle(value)
 
     def _failure(self, work: Work, error: BaseException) -> PaddockError:

@@ -15,24 +15,38 @@ from paddock.errors import QueueTimeout
 
 
 class Count(Protocol):
-    """How many slots are taken, wherever that number lives."""
+    """How many slots are taken and who waits, wherever those numbers live."""
 
     capacity: int
 
-    def take(self) -> bool:
-        """Take one if one is free."""
+    def take(self, ticket: int | None = None) -> bool:
+        """Take a slot if one is free and nobody with an earlier ticket waits."""
 
     def give_back(self) -> None: ...
 
     def taken(self) -> int: ...
 
+    def new_ticket(self) -> int:
+        """A number later than all given out before."""
+        ...
+
+    def publish(self, first: int | None, waiting: int) -> None:
+        """Tell others which ticket waits here first, and how many wait in all."""
+
+    def waiting_before(self, ticket: int) -> int:
+        """How many wait elsewhere ahead of `ticket`."""
+        ...
+
 
 class LocalCount:
+    """The count of a server with one process: nobody waits elsewhere."""
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._taken = 0
+        self._tickets = 0
 
-    def take(self) -> bool:
+    def take(self, ticket: int | None = None) -> bool:
         if self._taken >= self.capacity:
             return False
         self._taken += 1
@@ -44,11 +58,22 @@ class LocalCount:
     def taken(self) -> int:
         return self._taken
 
+    def new_ticket(self) -> int:
+        self._tickets += 1
+        return self._tickets
+
+    def publish(self, first: int | None, waiting: int) -> None:
+        pass
+
+    def waiting_before(self, ticket: int) -> int:
+        return 0
+
 
 class Waiter:
-    __slots__ = ("admitted", "deadline", "moved")
+    __slots__ = ("admitted", "deadline", "moved", "ticket")
 
-    def __init__(self, deadline: float, moved: Callable[[int], None] | None) -> None:
+    def __init__(self, ticket: int, deadline: float, moved: Callable[[int], None] | None) -> None:
+        self.ticket = ticket
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.deadline = deadline
         self.moved = moved
@@ -84,7 +109,7 @@ class Slots:
     def admit(self) -> None:
         """Let in as many of those who wait as there is room for."""
         let_in = 0
-        while self._waiters and self._count.take():
+        while self._waiters and self._count.take(self._waiters[0].ticket):
             waiter = self._waiters.popleft()
             if waiter.admitted.done():
                 self._count.give_back()
@@ -99,7 +124,7 @@ class Slots:
 
         Raises QueueTimeout after `seconds`. A cancelled wait leaves no slot behind.
         """
-        waiter = Waiter(self._clock() + seconds, moved)
+        waiter = Waiter(self._count.new_ticket(), self._clock() + seconds, moved)
         self._waiters.append(waiter)
         self._tell_places()
         try:
@@ -128,6 +153,7 @@ class Slots:
                 )
 
     def _tell_places(self) -> None:
+        self._count.publish(self._waiters[0].ticket if self._waiters else None, len(self._waiters))
         for place, waiter in enumerate(self._waiters, start=1):
             if waiter.moved is not None:
-                waiter.moved(place)
+                waiter.moved(place + self._count.waiting_before(waiter.ticket))

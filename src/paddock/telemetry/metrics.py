@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
-
-from paddock.errors import PaddockError
 
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
 
@@ -15,37 +13,32 @@ BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 class Histogram:
     """Counts of durations per bucket. The last bucket is everything above."""
 
-    __slots__ = ("buckets", "count", "total")
+    __slots__ = ("buckets", "total")
 
     def __init__(self) -> None:
         self.buckets = [0] * (len(BOUNDS) + 1)
-        self.count = 0
         self.total = 0.0
 
     def observe(self, seconds: float) -> None:
         self.buckets[bisect_left(BOUNDS, seconds)] += 1
-        self.count += 1
         self.total += seconds
+
+    @property
+    def count(self) -> int:
+        return sum(self.buckets)
 
 
 class Metrics:
     def __init__(self) -> None:
-        self.calls: dict[str, Histogram] = {}
+        self.calls: defaultdict[str, Histogram] = defaultdict(Histogram)
+        """Time of environment calls, by method."""
         self.errors: Counter[str] = Counter()
+        """Environment calls that failed, by error code."""
         self.sessions_opened = 0
         self.sessions_refused = 0
         self.sessions_closed: Counter[str] = Counter()
         self.sessions_resumed = 0
         self.hung_calls = 0
-
-    def observe(self, method: str, seconds: float, answer: Any) -> None:
-        """A call of the environment ended with `answer`."""
-        histogram = self.calls.get(method)
-        if histogram is None:
-            histogram = self.calls[method] = Histogram()
-        histogram.observe(seconds)
-        if isinstance(answer, PaddockError):
-            self.errors[answer.code] += 1
 
     def count_closed(self, reason: str) -> None:
         self.sessions_closed[reason] += 1
@@ -92,3 +85,13 @@ def _histogram_lines(labels: str, histogram: Histogram) -> Iterable[str]:
         yield f'paddock_call_seconds_bucket{{{labels},le="{bound}"}} {reached}'
     yield f"paddock_call_seconds_sum{{{labels}}} {histogram.total:.6f}"
     yield f"paddock_call_seconds_count{{{labels}}} {histogram.count}"
+
+
+def merge_texts(texts: list[str]) -> str:
+    """The texts of several workers as one: the samples of a family stand together under one heading."""
+    families: dict[str, list[str]] = {}
+    for text in texts:
+        for block in text.split("# HELP ")[1:]:
+            heading, kind, *samples = block.rstrip("\n").split("\n")
+            families.setdefault(f"# HELP {heading}\n{kind}", []).extend(samples)
+    return "".join(f"{heading}\n" + "".join(f"{line}\n" for line in lines) for heading, lines in families.items())

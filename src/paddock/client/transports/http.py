@@ -1,9 +1,8 @@
-"""Plain HTTP: a small keep-alive connection on h11, and episodes over `/reset`, `/step` and `/state`."""
+"""Plain HTTP: single GETs, and episodes over `/reset`, `/step` and `/state`."""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,87 +10,17 @@ import h11
 import orjson
 
 from paddock.client.policy import Timeouts
-from paddock.errors import ConnectFailed, DeadlineExceeded, InvalidMessage, PaddockError, ServerError, Unauthorized, from_wire
+from paddock.errors import (
+    ConnectFailed,
+    DeadlineExceeded,
+    InvalidMessage,
+    PaddockError,
+    ServerError,
+    Unauthorized,
+    from_wire,
+)
+from paddock.net import HttpConnection
 from paddock.protocol.codec import encode
-
-CHUNK = 65536
-
-
-class HttpConnection:
-    """One connection, one request at a time. A connection the server has closed is opened again."""
-
-    def __init__(self, url: str, headers: dict[str, str] | None = None) -> None:
-        self._parts = urlsplit(url)
-        self._headers = headers or {}
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._protocol = h11.Connection(h11.CLIENT)
-        self._lock = asyncio.Lock()
-
-    async def request(
-        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
-    ) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers (names in lower case) and body. Raises OSError if there is no server."""
-        async with self._lock:
-            fresh = self._streams is None
-            try:
-                return await self._exchange(method, path, body, headers or {})
-            except (OSError, h11.RemoteProtocolError):
-                # A kept connection may have been closed while idle; a fresh one that fails has failed.
-                await self._drop()
-                if fresh or method != "GET":
-                    raise
-                return await self._exchange(method, path, body, headers or {})
-            except BaseException:
-                await self._drop()
-                raise
-
-    async def close(self) -> None:
-        await self._drop()
-
-    async def _exchange(
-        self, method: str, path: str, body: bytes, headers: dict[str, str]
-    ) -> tuple[int, dict[str, str], bytes]:
-        reader, writer = await self._connected()
-        fields = {"host": self._parts.netloc, "content-length": str(len(body)), **self._headers, **headers}
-        if body:
-            fields.setdefault("content-type", "application/json")
-        request = h11.Request(method=method, target=f"{self._parts.path.rstrip('/')}{path}", headers=list(fields.items()))
-        for event in (request, h11.Data(data=body), h11.EndOfMessage()):
-            writer.write(self._protocol.send(event) or b"")
-        await writer.drain()
-        status, received, parts = 0, {}, []
-        while True:
-            answer = self._protocol.next_event()
-            if answer is h11.NEED_DATA:
-                self._protocol.receive_data(await reader.read(CHUNK))
-            elif isinstance(answer, h11.Response):
-                status = answer.status_code
-                received = {name.decode(): value.decode("latin-1") for name, value in answer.headers}
-            elif isinstance(answer, h11.Data):
-                parts.append(bytes(answer.data))
-            elif isinstance(answer, h11.EndOfMessage):
-                break
-            elif isinstance(answer, h11.ConnectionClosed):
-                raise ConnectionResetError("the server closed the connection")
-        if self._protocol.our_state is h11.MUST_CLOSE:
-            await self._drop()
-        else:
-            self._protocol.start_next_cycle()
-        return status, received, b"".join(parts)
-
-    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if self._streams is None:
-            secure = self._parts.scheme == "https"
-            port = self._parts.port or (443 if secure else 80)
-            context = ssl.create_default_context() if secure else None
-            self._streams = await asyncio.open_connection(self._parts.hostname, port, ssl=context)
-            self._protocol = h11.Connection(h11.CLIENT)
-        return self._streams
-
-    async def _drop(self) -> None:
-        streams, self._streams = self._streams, None
-        if streams is not None:
-            streams[1].close()
 
 
 async def get_json(url: str, headers: dict[str, str], timeout: float | None) -> Any:

@@ -1,0 +1,135 @@
+"""`paddock check TARGET|URL`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+from collections import Counter
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paddock.cli import note, print_json
+from paddock.config import read_variables
+from paddock.errors import ConnectFailed, PaddockError, TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paddock.testing.checks import Announce, Outcome, Result
+
+FAILED = 1
+MARKS: dict[Outcome, tuple[str, str]] = {
+    "passed": ("✓", "green"),
+    "failed": ("✗", "red"),
+    "warning": ("!", "yellow"),
+    "info": ("i", "cyan"),
+    "skipped": ("–", "bright_black"),
+}
+NOUNS = {"warning": ("warning", "warnings"), "info": ("note", "notes")}
+WIDE_ENOUGH = 120
+
+
+@click.command(
+    "check", epilog="TARGET: echo | counter | pkg.mod:Class | path/to/file.py:Class | http://host:port"
+)
+@click.argument("target")
+@click.option("--timeout", default=30.0, show_default=True, help="Seconds that one answer may take.")
+@click.option("--auth-token", help="Token of the server at the URL. Better: PADDOCK_AUTH_TOKEN.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def command(target: str, timeout: float, auth_token: str | None, as_json: bool) -> int:
+    """Find out what an environment or a server gets wrong.
+
+    Ends with 0 if nothing failed, 1 if something did, 2 if there is nothing to check at TARGET.
+    """
+    # What an environment logs and prints about its own failures would drown the table, and break the JSON.
+    logging.getLogger("paddock").setLevel(logging.CRITICAL)
+    with redirect_stdout(sys.stderr), progress(target) as announce:
+        results = asyncio.run(examine(target, timeout, auth_token, announce))
+    counts = Counter(result.outcome for result in results)
+    ok = not counts["failed"]
+    if as_json:
+        print_json({"target": target, "ok": ok, "counts": counts, "results": [asdict(r) for r in results]})
+    else:
+        print_table(results)
+        note(summary(target, counts))
+    return 0 if ok else FAILED
+
+
+async def examine(target: str, timeout: float, token: str | None, announce: Announce) -> list[Result]:
+    """The results for a URL or a class. Raises TargetError if there is nothing to examine."""
+    from paddock.testing.conformance import check_environment, check_server
+
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", target):
+        raise TargetError(f"{target!r} names no environment", hint=f"did you mean http://{target}?")
+    if "://" not in target:
+        return await check_environment(load(target), timeout=timeout, announce=announce)
+    if not target.startswith(("http://", "https://")):
+        raise TargetError(f"{target!r} cannot be checked", hint="give the server as http://host:port")
+    try:
+        bearer = token or read_variables().auth_token
+        return await check_server(target, token=bearer, timeout=timeout, announce=announce)
+    except ConnectFailed as error:
+        refused = error.data.get("status") == 401
+        hint = "give the server's token: --auth-token or PADDOCK_AUTH_TOKEN" if refused else error.hint
+        raise TargetError(error.message, hint=hint) from error
+
+
+def load(target: str) -> Any:
+    """The class or factory that the target names. Whatever its module raises is a bad target."""
+    from paddock.targets import load_target
+
+    try:
+        return load_target(target)[0]
+    except PaddockError:
+        raise
+    except Exception as error:
+        message = f"{target!r} cannot be loaded: {type(error).__name__}: {error}"
+        raise TargetError(message, hint="its module must import without an error") from error
+
+
+@contextmanager
+def progress(target: str) -> Iterator[Announce]:
+    """A bar on stderr, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    words = TextColumn("checking {task.fields[target]}"), TextColumn("{task.description}")
+    columns = (words[0], BarColumn(), MofNCompleteColumn(), words[1])
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None, target=target)
+
+        def announce(name: str, done: int, total: int) -> None:
+            bar.update(task, description=name, completed=done, total=total)
+
+        yield announce
+
+
+def print_table(results: list[Result]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=2, min_width=24)
+    table.add_column(ratio=3, overflow="fold")
+    for result in results:
+        mark, colour = MARKS[result.outcome]
+        detail = Text(result.detail, style="" if result.outcome in ("failed", "warning") else "dim")
+        if result.hint:
+            detail.append("\n" if result.detail else "").append("hint: ", style="cyan").append(result.hint)
+        table.add_row(Text(mark, style=colour), Text(result.name), detail)
+    Console(width=None if sys.stdout.isatty() else WIDE_ENOUGH).print(table)
+
+
+def summary(target: str, counts: Counter[Outcome]) -> str:
+    told = [
+        f"{count} {NOUNS.get(kind, (kind, kind))[count > 1]}" for kind in MARKS if (count := counts[kind])
+    ]
+    return f"{target}: {', '.join(told)}"

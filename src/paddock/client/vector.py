@@ -1,0 +1,331 @@
+"""Many sessions from one process: one frame carries the steps of all of them.
+
+Against Paddock the sessions share a few connections (`/ws?vector`), survive drops, and answer in
+batches. Against a foreign server each session gets a socket of its own. Errors are values in the
+result list: one failing session never hurts the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+from urllib.parse import urlsplit, urlunsplit
+
+import orjson
+
+from paddock.client.client import Client
+from paddock.client.policy import Reconnect, Timeouts
+from paddock.client.transports.link import Link, connect
+from paddock.config import read_variables
+from paddock.errors import (
+    ClientError,
+    ConnectFailed,
+    DeadlineExceeded,
+    EpisodeLost,
+    PaddockError,
+    SessionNotFound,
+    from_wire,
+)
+from paddock.protocol.codec import encode, model_fields
+from paddock.types import StepResult
+
+Result = StepResult[Any] | PaddockError
+OPEN_BATCH = 200
+
+
+class Round:
+    """The answers that one call waits for."""
+
+    __slots__ = ("done", "missing", "results")
+
+    def __init__(self, count: int) -> None:
+        self.results: list[Any] = [None] * count
+        self.missing = count
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def put(self, place: int, answer: Any) -> None:
+        if self.results[place] is None:
+            self.results[place] = answer
+            self.missing -= 1
+            if self.missing == 0 and not self.done.done():
+                self.done.set_result(None)
+
+
+class Lane:
+    """One session on a shared connection, with at most one request under way."""
+
+    __slots__ = ("failed", "frame", "key", "number", "opened", "place", "round", "token")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.token: str | None = None
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failed: PaddockError | None = None
+        self.number = 0
+        self.frame: dict[str, Any] | None = None
+        self.round: Round | None = None
+        self.place = 0
+
+    def ask(self, message: dict[str, Any], round: Round, place: int) -> dict[str, Any]:
+        if self.frame is not None:
+            raise ClientError(f"session {self.key} has a request under way", hint="await it before the next")
+        self.number += 1
+        self.round, self.place = round, place
+        self.frame = {**message, "id": self.number, "session": self.key}
+        return self.frame
+
+    def answer(self, value: Any) -> None:
+        round, self.round, self.frame = self.round, None, None
+        if round is not None:
+            round.put(self.place, value)
+
+    def fail(self, error: PaddockError) -> None:
+        """The session is gone, and with it the episode."""
+        self.failed, self.token = error, None
+        if not self.opened.done():
+            self.opened.set_result(None)
+        self.answer(error)
+
+
+class Trunk:
+    """One connection and the lanes on it. Comes back after a drop, with every session it had."""
+
+    def __init__(self, url: str, headers: dict[str, str], timeouts: Timeouts, reconnect: Reconnect) -> None:
+        self._address = url
+        self._headers = headers
+        self._timeouts = timeouts
+        self._reconnect = reconnect
+        self._link: Link | None = None
+        self._returning: asyncio.Task[None] | None = None
+        self._closed = False
+        self.lanes: dict[str, Lane] = {}
+        self.reconnects = 0
+
+    async def open(self) -> bool:
+        """Connect; False if the server does not know vectors."""
+        # The token of any lane leads back to the process that keeps them all.
+        kept = next((lane.token for lane in self.lanes.values() if lane.token is not None), None)
+        headers = {**self._headers, **({"Session-Resume": kept} if kept else {})}
+        self._link = await connect(self._address, headers, self._received, self._dropped, self._timeouts.connect)
+        return "Paddock-Version" in self._link.headers
+
+    async def open_lanes(self, keys: Sequence[str], queue_timeout: float | None) -> None:
+        """Open a session for each key. A refused one carries its error."""
+        wait = {} if queue_timeout is None else {"queue_timeout": queue_timeout}
+        for start in range(0, len(keys), OPEN_BATCH):
+            batch = [Lane(key) for key in keys[start : start + OPEN_BATCH]]
+            self.lanes |= {lane.key: lane for lane in batch}
+            self.send([{"type": "open", "session": lane.key, **wait} for lane in batch])
+            await asyncio.gather(*(lane.opened for lane in batch))
+
+    def send(self, messages: list[dict[str, Any]]) -> None:
+        if messages and self._link is not None and not self._link.is_lost:
+            self._link.send(encode(messages))
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._returning is not None:
+            self._returning.cancel()
+        link, self._link = self._link, None
+        if link is not None and not link.is_lost:
+            link.close()
+            await link.wait_lost()
+        for lane in self.lanes.values():
+            lane.fail(ClientError("the client was closed"))
+
+    def _received(self, raw: bytes) -> None:
+        for reply in orjson.loads(raw):
+            lane = self.lanes.get(reply.get("session"))
+            if lane is None:
+                continue
+            if reply["type"] == "opened":
+                self._opened(lane, reply["data"])
+            elif reply.get("id") == lane.number:
+                lane.answer(_result(reply))
+            elif reply["type"] == "error" and "id" not in reply:
+                self._session_error(lane, from_wire(reply["data"]))
+
+    def _opened(self, lane: Lane, data: dict[str, Any]) -> None:
+        lane.token = data["token"]
+        lane.failed = None
+        if not lane.opened.done():
+            lane.opened.set_result(None)
+        elif lane.frame is not None:
+            self.send([lane.frame])
+
+    def _session_error(self, lane: Lane, error: PaddockError) -> None:
+        if isinstance(error, SessionNotFound) and lane.opened.done():
+            error = EpisodeLost("the episode is lost: the server no longer keeps the session")
+        lane.fail(error)
+
+    def _dropped(self, link: Link, code: int, reason: str) -> None:
+        if link is not self._link or self._closed:
+            return
+        self._link = None
+        self._returning = asyncio.get_running_loop().create_task(self._return(f"{code} {reason}".rstrip()))
+
+    async def _return(self, why: str) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._reconnect.within
+        for pause in self._reconnect.pauses():
+            if loop.time() + pause > deadline:
+                for lane in self.lanes.values():
+                    lane.fail(EpisodeLost(f"the episode is lost: the connection dropped ({why})"))
+                return
+            try:
+                await self.open()
+                break
+            except ConnectFailed:
+                await asyncio.sleep(pause)
+        self.reconnects += 1
+        kept = [lane for lane in self.lanes.values() if lane.token is not None]
+        self.send([{"type": "open", "session": lane.key, "resume": lane.token} for lane in kept])
+
+
+class VectorClient:
+    """`sessions` episodes at once. Use it in `async with`, or call `close` when done."""
+
+    def __init__(
+        self,
+        url: str,
+        sessions: int,
+        *,
+        connections: int = 1,
+        token: str | None = None,
+        timeouts: Timeouts | None = None,
+        reconnect: Reconnect | None = None,
+        queue_timeout: float | None = None,
+    ) -> None:
+        if sessions < 1 or connections < 1:
+            raise ClientError("a vector needs at least one session and one connection")
+        self.url = url.rstrip("/")
+        self.sessions = sessions
+        self.timeouts = timeouts or Timeouts()
+        self._reconnect = reconnect or Reconnect()
+        self._queue_timeout = queue_timeout
+        self._token = token or read_variables().auth_token
+        self._trunks: list[Trunk] = []
+        self._lanes: list[tuple[Trunk, Lane]] = []
+        self._foreign: list[Client[Any]] = []
+        self._connections = min(connections, sessions)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __len__(self) -> int:
+        return self.sessions
+
+    async def open(self) -> None:
+        """Connect and open every session. Raises if not one of them could be opened."""
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        scheme, host, path, _, _ = urlsplit(self.url)
+        address = urlunsplit(("wss" if scheme == "https" else "ws", host, f"{path}/ws", "vector", ""))
+        first = Trunk(address, headers, self.timeouts, self._reconnect)
+        if not await first.open():
+            await first.close()
+            await self._open_foreign()
+            return
+        rest = [Trunk(address, headers, self.timeouts, self._reconnect) for _ in range(self._connections - 1)]
+        await asyncio.gather(*(trunk.open() for trunk in rest))
+        self._trunks = [first, *rest]
+        shares = [[str(i) for i in range(n, self.sessions, len(self._trunks))] for n in range(len(self._trunks))]
+        await asyncio.gather(
+            *(trunk.open_lanes(keys, self._queue_timeout) for trunk, keys in zip(self._trunks, shares, strict=True))
+        )
+        owners = [self._trunks[i % len(self._trunks)] for i in range(self.sessions)]
+        self._lanes = [(trunk, trunk.lanes[str(i)]) for i, trunk in enumerate(owners)]
+        errors = [lane.failed for _, lane in self._lanes if lane.failed is not None]
+        if len(errors) == self.sessions:
+            await self.close()
+            raise errors[0]
+
+    async def reset_all(self, seeds: Sequence[int] | None = None, **arguments: Any) -> list[Result]:
+        """Begin an episode in every session, each with its own seed if `seeds` are given."""
+        if seeds is not None and len(seeds) != self.sessions:
+            raise ClientError(f"{len(seeds)} seeds for {self.sessions} sessions", hint="give one seed per session")
+        own = [{"seed": seed} for seed in seeds] if seeds is not None else [{}] * self.sessions
+        return await self._ask_all({i: {"type": "reset", "data": {**arguments, **own[i]}} for i in range(self.sessions)})
+
+    async def step_all(self, actions: Sequence[Any]) -> list[Result]:
+        """One step in every session, in the order of the sessions."""
+        if len(actions) != self.sessions:
+            raise ClientError(f"{len(actions)} actions for {self.sessions} sessions", hint="give one per session")
+        return await self.step(dict(enumerate(actions)))
+
+    async def step(self, actions: Mapping[int, Any]) -> list[Result]:
+        """One step in some sessions: results come in the order of `actions`."""
+        plain = {i: a if isinstance(a, dict) else model_fields(a) for i, a in actions.items()}
+        return await self._ask_all({i: {"type": "step", "data": action} for i, action in plain.items()})
+
+    async def close(self) -> None:
+        """End every session."""
+        await asyncio.gather(*(trunk.close() for trunk in self._trunks), *(env.close() for env in self._foreign))
+
+    async def _ask_all(self, messages: dict[int, dict[str, Any]]) -> list[Result]:
+        if self._foreign:
+            return await self._ask_foreign(messages)
+        round = Round(len(messages))
+        outgoing: dict[Trunk, list[dict[str, Any]]] = {trunk: [] for trunk in self._trunks}
+        for place, (index, message) in enumerate(messages.items()):
+            trunk, lane = self._lanes[index]
+            if lane.failed is not None:
+                round.put(place, lane.failed)
+            else:
+                outgoing[trunk].append(lane.ask(message, round, place))
+        for trunk, frames in outgoing.items():
+            trunk.send(frames)
+        try:
+            async with asyncio.timeout(self.timeouts.request):
+                await round.done
+        except (TimeoutError, asyncio.CancelledError) as stopped:
+            self._give_up(messages, round)
+            if isinstance(stopped, asyncio.CancelledError):
+                raise
+        return round.results
+
+    def _give_up(self, indices: Iterable[int], round: Round) -> None:
+        """Tell the server to stop what nobody waits for any more."""
+        for index in indices:
+            trunk, lane = self._lanes[index]
+            if lane.round is round:
+                trunk.send([{"type": "cancel", "session": lane.key, "data": lane.number}])
+                lane.answer(DeadlineExceeded(f"no answer within {self.timeouts.request} s"))
+
+    async def _open_foreign(self) -> None:
+        self._foreign = [
+            Client(self.url, token=self._token, timeouts=self.timeouts, reconnect=self._reconnect)
+            for _ in range(self.sessions)
+        ]
+        try:
+            for start in range(0, self.sessions, OPEN_BATCH):
+                batch = self._foreign[start : start + OPEN_BATCH]
+                await asyncio.gather(*(env.__aenter__() for env in batch))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _ask_foreign(self, messages: dict[int, dict[str, Any]]) -> list[Result]:
+        async def ask(index: int, message: dict[str, Any]) -> Result:
+            env = self._foreign[index]
+            try:
+                if message["type"] == "reset":
+                    return await env.reset(**message["data"])
+                return await env.step(message["data"])
+            except PaddockError as error:
+                return error
+
+        return list(await asyncio.gather(*(ask(index, message) for index, message in messages.items())))
+
+
+def _result(reply: dict[str, Any]) -> Any:
+    data = reply["data"]
+    if reply["type"] == "error":
+        return from_wire(data)
+    fields = data["observation"]
+    metadata = data.get("metadata") or {}
+    return StepResult(fields, data["reward"], data["done"], metadata)

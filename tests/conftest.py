@@ -1,0 +1,39 @@
+from collections.abc import Iterator
+
+import pytest
+from environments import LIVES, Watched
+from hypothesis import settings
+
+settings.register_profile("paddock", deadline=None, max_examples=100)
+settings.load_profile("paddock")
+
+
+class FakeClock:
+    """A clock that moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def lives() -> Iterator[list[Watched]]:
+    """Every watched environment that the test builds."""
+    LIVES.clear()
+    yield LIVES
+    LIVES.clear()

@@ -1,0 +1,63 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddock.protocol.redact import MASK, redact
+
+SECRETS = [
+    "password=hunter2",
+    "password: hunter2",
+    "PASSWORD = hunter2",
+    "db_password='hunter2 and more'",
+    '{"password": "hunter2"}',
+    "{'api_key': 'hunter2'}",
+    "api-key=hunter2",
+    "OPENAI_API_KEY=hunter2",
+    "client_secret=hunter2",
+    "access_token=hunter2&x=1",
+    "credentials=hunter2",
+    "postgres://user:hunter2@db.example/x",
+    "redis://:hunter2@cache:6379/0",
+    "Authorization: Bearer hunter2hunter2",
+    "Authorization: Basic aHVudGVyMg==hunter2",
+    "sk-hunter2hunter2hunter2",
+    "hf_hunter2hunter2hunter2",
+    "ghp_hunter2hunter2hunter2",
+    "github_pat_hunter2hunter2hunter2",
+    "passphrase=hunter2",
+    "private_key=hunter2",
+]
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_a_secret_is_masked(text: str) -> None:
+    shown = redact(f"cannot log in: {text}")
+    assert "hunter2" not in shown
+    assert MASK in shown
+    assert shown.startswith("cannot log in")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["amount must be above 0", "file not found: /data/input.csv", "KeyError: 'token'", "https://example.org/a:b", "x=1"],
+)
+def test_plain_text_passes(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_a_known_secret_is_masked_anywhere() -> None:
+    assert redact("got abc123 here", ("abc123",)) == f"got {MASK} here"
+
+
+def test_an_empty_secret_masks_nothing() -> None:
+    assert redact("text", ("",)) == "text"
+
+
+@given(st.text(max_size=200))
+def test_any_text_can_be_redacted(text: str) -> None:
+    assert isinstance(redact(text), str)
+
+
+def test_long_text_is_redacted_in_no_time() -> None:
+    assert redact("a" * 200_000 + "=") is not None
+    assert redact("password" * 20_000) is not None

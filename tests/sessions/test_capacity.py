@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from environments import Adder, Alone, Watched, alive
+
+from paddock.errors import CapacityReached, ConcurrencyConfigurationError, QueueTimeout
+from paddock.protocol.episode import Reset, Step
+from paddock.sessions.blueprint import Blueprint
+from paddock.sessions.session import Door
+
+from .conftest import settled, until
+
+pytestmark = pytest.mark.anyio
+
+
+class Place:
+    """A client in the queue."""
+
+    def __init__(self, house: Any, wait: float) -> None:
+        self.places: list[int] = []
+        self.task = asyncio.create_task(house.manager.open(Door.SOCKET, wait=wait, moved=self.places.append))
+
+
+async def test_a_full_server_refuses_at_once(house: Any) -> None:
+    one = house(Adder, max_sessions=2)
+    for _ in range(2):
+        (await one.manager.open(Door.SOCKET)).attach(_Connection())
+    with pytest.raises(CapacityReached) as refused:
+        await one.manager.open(Door.SOCKET)
+    assert refused.value.data == {"active_sessions": 2, "max_sessions": 2}
+    assert one.manager.metrics.sessions_refused == 1
+
+
+async def test_a_closed_session_gives_its_slot_back(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    first = await one.manager.open(Door.SOCKET)
+    first.close("test")
+    assert (await one.manager.open(Door.SOCKET)).token != first.token
+
+
+async def test_closing_twice_gives_back_one_slot(house: Any) -> None:
+    one = house(Adder, max_sessions=2)
+    first = await one.manager.open(Door.SOCKET)
+    await one.manager.open(Door.SOCKET)
+    first.close("test")
+    first.close("again")
+    await first.ended
+    assert one.manager.slots.taken() == 1
+
+
+async def test_a_factory_that_fails_gives_its_slot_back(house: Any) -> None:
+    class Broken(Adder):
+        def __init__(self) -> None:
+            raise RuntimeError("no database")
+
+    one = house(Broken, max_sessions=1)
+    for _ in range(3):
+        with pytest.raises(Exception, match="no database"):
+            await one.manager.open(Door.SOCKET)
+    assert one.manager.slots.taken() == 0
+
+
+async def test_the_queue_is_first_come_first_served(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    session = await one.manager.open(Door.SOCKET)
+    queue = []
+    for _ in range(3):
+        queue.append(Place(one, 60))
+        await settled()
+    for place in queue:
+        session.close("test")
+        session = await place.task
+    assert [place.places[0] for place in queue] == [1, 2, 3]
+    assert queue[2].places == [3, 2, 1]
+
+
+async def test_a_place_is_told_only_when_it_changes(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    await one.manager.open(Door.SOCKET)
+    first = Place(one, 60)
+    await settled()
+    others = [Place(one, 60) for _ in range(3)]
+    await settled()
+    assert first.places == [1]
+    for place in (first, *others):
+        place.task.cancel()
+
+
+async def test_a_newcomer_does_not_overtake_the_queue(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    session = await one.manager.open(Door.SOCKET)
+    waiting = Place(one, 60)
+    await settled()
+    session.close("test")
+    with pytest.raises(CapacityReached):
+        await one.manager.open(Door.SOCKET)
+    assert (await waiting.task).closed is False
+
+
+async def test_waiting_ends_at_its_deadline(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    await one.manager.open(Door.SOCKET)
+    short, long = Place(one, 5), Place(one, 50)
+    await settled()
+    await one.pass_time(4.9)
+    assert not short.task.done()
+    await one.pass_time(0.2)
+    with pytest.raises(QueueTimeout) as late:
+        await short.task
+    assert late.value.data["max_sessions"] == 1
+    assert long.places[-1] == 1
+    long.task.cancel()
+
+
+async def test_the_server_may_queue_everybody(house: Any) -> None:
+    one = house(Adder, max_sessions=1, queue_timeout=5)
+    session = await one.manager.open(Door.SOCKET)
+    waiting = asyncio.create_task(one.manager.open(Door.SOCKET))
+    await settled()
+    session.close("test")
+    assert await waiting
+
+
+async def test_a_client_may_refuse_to_wait(house: Any) -> None:
+    one = house(Adder, max_sessions=1, queue_timeout=5)
+    await one.manager.open(Door.SOCKET)
+    with pytest.raises(CapacityReached):
+        await one.manager.open(Door.SOCKET, wait=0)
+
+
+async def test_who_leaves_the_queue_is_passed_over(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    session = await one.manager.open(Door.SOCKET)
+    gone, stays = Place(one, 60), Place(one, 60)
+    await settled()
+    gone.task.cancel()
+    await settled()
+    assert stays.places[-1] == 1
+    session.close("test")
+    assert await stays.task
+    assert one.manager.slots.taken() == 1
+
+
+async def test_who_leaves_just_as_the_slot_comes_gives_it_back(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    session = await one.manager.open(Door.SOCKET)
+    gone = Place(one, 60)
+    await settled()
+    session.close("test")
+    gone.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone.task
+    await settled()
+    assert one.manager.slots.taken() == 0
+    assert await one.manager.open(Door.SOCKET)
+
+
+async def test_who_leaves_just_as_the_slot_comes_lets_the_next_in(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    session = await one.manager.open(Door.SOCKET)
+    gone, stays = Place(one, 60), Place(one, 60)
+    await settled()
+    session.close("test")
+    gone.task.cancel()
+    assert await asyncio.wait_for(stays.task, 2)
+
+
+@pytest.mark.parametrize("door", [Door.SOCKET, Door.CREATED, Door.MCP])
+async def test_a_session_that_nobody_dropped_does_not_give_way(house: Any, door: Door) -> None:
+    one = house(Adder, max_sessions=1)
+    session = await one.manager.open(door)
+    one.clock.advance(1000)
+    with pytest.raises(CapacityReached):
+        await one.manager.open(Door.SOCKET)
+    assert not session.closed
+
+
+async def test_a_dropped_session_gives_way_after_five_seconds(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    session, connection = await one.manager.open(Door.SOCKET), _Connection()
+    session.attach(connection)
+    session.detach(connection, dropped=True)
+    one.clock.advance(4.9)
+    with pytest.raises(CapacityReached):
+        await one.manager.open(Door.SOCKET)
+    one.clock.advance(0.2)
+    assert await one.manager.open(Door.SOCKET)
+    assert session.closed
+
+
+async def test_the_session_dropped_first_gives_way_first(house: Any) -> None:
+    one = house(Adder, max_sessions=2)
+    sessions = [await one.manager.open(Door.SOCKET) for _ in range(2)]
+    for session in sessions:
+        connection = _Connection()
+        session.attach(connection)
+        session.detach(connection, dropped=True)
+        one.clock.advance(1)
+    one.clock.advance(10)
+    await one.manager.open(Door.SOCKET)
+    assert [session.closed for session in sessions] == [True, False]
+
+
+async def test_a_session_does_not_give_way_to_nobody(house: Any) -> None:
+    one = house(Adder, max_sessions=2)
+    session, connection = await one.manager.open(Door.SOCKET), _Connection()
+    session.attach(connection)
+    session.detach(connection, dropped=True)
+    one.clock.advance(10)
+    await one.manager.open(Door.SOCKET)
+    assert not session.closed
+
+
+async def test_a_dropped_session_gives_way_to_the_queue(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    session, connection = await one.manager.open(Door.SOCKET), _Connection()
+    session.attach(connection)
+    session.detach(connection, dropped=True)
+    waiting = Place(one, 60)
+    await settled()
+    await one.pass_time(5.1)
+    assert await asyncio.wait_for(waiting.task, 2)
+    assert session.closed
+
+
+async def test_an_http_episode_that_nobody_went_on_with_gives_way_at_once(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    tentative = await one.manager.open(Door.HTTP)
+    assert await one.manager.open(Door.SOCKET)
+    assert tentative.closed
+
+
+async def test_an_http_episode_that_goes_on_keeps_its_slot_until_it_is_done(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    session = await one.manager.open(Door.HTTP)
+    session.went_on = True
+    with pytest.raises(CapacityReached):
+        await one.manager.open(Door.SOCKET)
+    await one.ask(session, Reset({"seed": 9}))
+    await one.ask(session, Step(one.blueprint.action_type(amount=1)))
+    assert await one.manager.open(Door.SOCKET)
+
+
+async def test_a_class_that_cannot_share_gets_one_session() -> None:
+    blueprint = Blueprint(Alone)
+    blueprint.require_concurrency(1)
+    with pytest.raises(ConcurrencyConfigurationError, match="Alone") as refused:
+        blueprint.require_concurrency(2)
+    assert "concurrent_sessions" in (refused.value.hint or "")
+
+
+async def test_instances_of_a_class_that_cannot_share_never_overlap(house: Any, lives: list[Watched]) -> None:
+    class Slow(Alone):
+        def close(self) -> None:
+            self.release.wait(5)
+            super().close()
+
+    one = house(Slow, max_sessions=1)
+    first = await one.manager.open(Door.SOCKET)
+    first.close("test")
+    waiting = asyncio.create_task(one.manager.open(Door.SOCKET, wait=60))
+    await asyncio.sleep(0.05)
+    assert len(lives) == 1
+    lives[0].release.set()
+    await until(waiting.done)
+    assert alive() == 1
+
+
+async def test_room_is_made_without_overlap(house: Any, lives: list[Watched]) -> None:
+    one = house(Alone, max_sessions=1)
+    await one.manager.open(Door.HTTP)
+    await one.manager.open(Door.SOCKET)
+    assert [life.closes for life in lives] == [1, 0]
+
+
+async def test_a_cancelled_build_does_not_overlap_with_the_next(house: Any, lives: list[Watched]) -> None:
+    class Slow(Alone):
+        def __init__(self) -> None:
+            super().__init__()
+            time.sleep(0.15)
+
+    one = house(Slow, max_sessions=1)
+    leaving = asyncio.create_task(one.manager.open(Door.SOCKET))
+    await until(lambda: lives)
+    leaving.cancel()
+    await settled()
+    staying = asyncio.create_task(one.manager.open(Door.SOCKET, wait=60))
+    most = 0
+    while not staying.done():
+        most = max(most, alive())
+        await asyncio.sleep(0.005)
+    assert most == 1
+
+
+async def test_a_borrowed_environment_does_not_overlap_with_a_session(house: Any, lives: list[Watched]) -> None:
+    one = house(Alone, max_sessions=1)
+    (await one.manager.open(Door.SOCKET)).attach(_Connection())
+    with pytest.raises((CapacityReached, TimeoutError)):
+        async with asyncio.timeout(0.2), one.manager.borrow():
+            pass
+    assert len(lives) == 1
+
+
+class _Connection:
+    def send(self, frame: bytes) -> None: ...
+    def session_closed(self, error: Exception) -> None: ...
