@@ -49,7 +49,14 @@ def _from_module(target: str) -> Callable[[], Any]:
             else f"the target imports {missing!r}, which is not installed: pip install it first"
         )
         raise TargetError(f"cannot import {place!r}: no module named {missing!r}", hint=hint) from error
+    except Exception as error:
+        raise _failed_import(place, error) from error
     return _attribute(module, attribute, target)
+
+
+def _failed_import(place: str, error: Exception) -> TargetError:
+    message = f"importing {place!r} failed: {type(error).__name__}: {error}"
+    return TargetError(message, hint="run python on it alone to see where")
 
 
 def _file_module(path: Path) -> Any:
@@ -61,7 +68,10 @@ def _file_module(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.parent.resolve()))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _failed_import(str(path), error) from error
     return module
 
 

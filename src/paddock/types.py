@@ -27,7 +27,8 @@ class Observation(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True, arbitrary_types_allowed=True)
 
     done: bool = False
-    reward: bool | int | float | None = None
+    # The most frequent type stands first: pydantic stops at the first exact match.
+    reward: float | int | bool | None = None
     """None means "not scored", which is not the same as zero."""
     metadata: dict[str, Any] = Field(default_factory=dict)
 

@@ -32,6 +32,15 @@ class House:
         await settled()
 
 
+    async def drain(self, grace: float) -> None:
+        """Drain while the clock moves along with real time."""
+        task = asyncio.create_task(self.manager.drain(grace))
+        while not task.done():
+            await asyncio.sleep(0.01)
+            self.clock.advance(0.01)
+        await task
+
+
 async def settled() -> None:
     """Let callbacks that are ready run."""
     for _ in range(5):
@@ -58,6 +67,6 @@ async def house(clock: Any, lives: list[Watched]) -> AsyncIterator[Callable[...,
     for life in lives:
         life.release.set()
     for one in made:
-        await one.manager.drain(0.5)
+        await one.drain(0.5)
     await until(lambda: all(life.closes for life in lives))
     assert [life.closes for life in lives] == [1] * len(lives)

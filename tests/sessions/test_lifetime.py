@@ -271,8 +271,7 @@ async def test_a_build_that_nobody_waits_for_any_more_is_closed(house: Any, live
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    await until(lambda: lives and lives[0].closes)
-    assert one.manager.slots.taken() == 0
+    await until(lambda: lives and lives[0].closes and one.manager.slots.taken() == 0)
 
 
 @pytest.mark.parametrize("moment", range(0, 30))
@@ -287,8 +286,7 @@ async def test_cancelling_a_build_at_any_moment_loses_nothing(house: Any, lives:
     answer = (await asyncio.gather(opening, return_exceptions=True))[0]
     if not isinstance(answer, BaseException):
         answer.close("test")
-    await until(lambda: all(life.closes for life in lives))
-    assert one.manager.slots.taken() == 0
+    await until(lambda: all(life.closes for life in lives) and one.manager.slots.taken() == 0)
 
 
 async def test_a_build_over_its_deadline_is_closed_when_it_comes(house: Any, lives: list[Watched]) -> None:
@@ -386,18 +384,9 @@ async def test_a_step_that_swallows_its_cancellation_does_not_block_for_ever(hou
 # -- draining -------------------------------------------------------------------------------------
 
 
-async def drain(one: Any, grace: float) -> None:
-    """Drain while the clock moves with real time."""
-    task = asyncio.create_task(one.manager.drain(grace))
-    while not task.done():
-        await asyncio.sleep(0.01)
-        one.clock.advance(0.01)
-    await task
-
-
 async def test_a_draining_server_refuses_newcomers(house: Any) -> None:
     one = house(Adder)
-    await one.manager.drain(1)
+    await one.drain(1)
     with pytest.raises(ServerDraining):
         await one.manager.open(Door.SOCKET)
 
@@ -407,7 +396,7 @@ async def test_a_running_step_finishes_within_the_grace(house: Any, lives: list[
     session = await one.manager.open(Door.SOCKET)
     step = asyncio.create_task(one.ask(session, Step(Script(sleep=0.1, value="done"))))
     await until(lambda: lives[0].steps)
-    await drain(one, 5)
+    await one.drain(5)
     assert (await step).value == "done"
     assert lives[0].closes == 1
 
@@ -417,7 +406,7 @@ async def test_a_step_over_the_grace_is_cancelled(house: Any, lives: list[Watche
     session = await one.manager.open(Door.SOCKET)
     step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
-    await drain(one, 0.1)
+    await one.drain(0.1)
     with pytest.raises(SessionClosed):
         await step
     assert (lives[0].cancelled, lives[0].closes) == (1, 1)
@@ -429,7 +418,7 @@ async def test_a_hung_thread_does_not_keep_the_server_up(house: Any, lives: list
     step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     started = time.monotonic()
-    await drain(one, 0.1)
+    await one.drain(0.1)
     assert time.monotonic() - started < 3
     assert lives[0].closes == 1
     with pytest.raises(SessionClosed):
@@ -440,7 +429,7 @@ async def test_draining_closes_idle_and_detached_sessions(house: Any, lives: lis
     one = house(InlineAdder)
     for door in Door:
         await one.manager.open(door)
-    await one.manager.drain(1)
+    await one.drain(1)
     assert [life.closes for life in lives] == [1] * 4
 
 
@@ -449,7 +438,7 @@ async def test_draining_ends_the_queue(house: Any, lives: list[Watched]) -> None
     await one.manager.open(Door.SOCKET)
     waiting = asyncio.create_task(one.manager.open(Door.SOCKET, wait=60))
     await settled()
-    await drain(one, 1)
+    await one.drain(1)
     with pytest.raises(ServerDraining):
         await asyncio.wait_for(waiting, 1)
     assert len(lives) == 1
@@ -464,7 +453,7 @@ async def test_draining_waits_for_an_environment_that_is_being_built(house: Any,
     one = house(Slow)
     opening = asyncio.create_task(one.manager.open(Door.SOCKET))
     await asyncio.sleep(0.05)
-    await drain(one, 5)
+    await one.drain(5)
     assert [life.closes for life in lives] == [1]
     with pytest.raises(ServerDraining):
         await opening
@@ -479,7 +468,7 @@ async def test_draining_closes_a_borrowed_environment(house: Any, lives: list[Wa
 
     step = asyncio.create_task(call())
     await until(lambda: lives and lives[0].steps)
-    await drain(one, 0.1)
+    await one.drain(0.1)
     assert lives[0].closes == 1
     with pytest.raises(SessionClosed):
         await asyncio.wait_for(step, 1)
@@ -490,7 +479,7 @@ async def test_draining_ends_the_threads(house: Any) -> None:
     one = house(Adder)
     session = await one.manager.open(Door.SOCKET)
     await one.ask(session, Step(Add(amount=1)))
-    await one.manager.drain(1)
+    await one.drain(1)
     await until(lambda: threading.active_count() <= before)
 
 

@@ -62,7 +62,8 @@ def create_app(
     if mode is not None:
         chosen = replace(chosen, mode=parse_mode(mode))
     service = Service(blueprint, chosen)
-    app = Starlette(
+    app = Application(
+        service,
         routes=routes(service),
         lifespan=partial(_lifespan, service),
         exception_handlers={HTTPException: _http_error, ClientDisconnect: _client_left, Exception: _server_error},
@@ -95,9 +96,8 @@ def routes(service: Service) -> list[Any]:
     """All routes. The frequent ones come first: they are tried in order."""
     simulation = service.config.mode == "simulation"
     episodes, tasks, about = Episodes(service), Tasks(service), About(service)
-    mcp = McpEndpoint(service)
     socket = Socket(service)
-    found: list[Any] = [Route("/mcp", mcp)]
+    found: list[Any] = []
     if simulation:
         found += [
             Route("/step", answering(episodes.step), methods=["POST"]),
@@ -194,6 +194,20 @@ class About:
         return self._openapi
 
 
+class Application(Starlette):
+    """Starlette, with the one path that agents call all the time taken before routing."""
+
+    def __init__(self, service: Service, **options: Any) -> None:
+        super().__init__(**options)
+        self._mcp = Gate(McpEndpoint(service), service)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] == "/mcp":
+            await self._mcp(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
 class Gate:
     """Checks access before anything else, and sends a request on to the worker that keeps its session."""
 
@@ -205,12 +219,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = scope["headers"]
-
-        def header(name: str) -> str | None:
-            wanted = name.encode()
-            return next((value.decode("latin-1") for known, value in headers if known == wanted), None)
-
+        header = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}.get
         try:
             check = check_browser if scope["path"] in OPEN_PATHS else check_access
             check(self.service.config.access, header)

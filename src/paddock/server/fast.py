@@ -11,7 +11,6 @@ import logging
 import re
 import socket
 from http import HTTPStatus
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from picows import WSAutoPingStrategy, WSCloseCode, WSListener, WSMsgType, WSUpgradeRequest, WSUpgradeResponse
@@ -55,7 +54,9 @@ class FastSocket(WSListener):  # type: ignore[misc]
         self._parts: list[bytes] = []
         self._parts_are_text = True
         self._size = 0
-        self._seen = monotonic()
+        self._heard = True
+        """Whether anything came since the last look; cheaper than taking the time of every frame."""
+        self._seen = 0.0
         self._pinged: float | None = None
         self._said_goodbye = False
 
@@ -79,7 +80,7 @@ class FastSocket(WSListener):  # type: ignore[misc]
         self.conversation.begin()
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
-        self._seen = monotonic()
+        self._heard = True
         kind = frame.msg_type
         try:
             if kind == TEXT and frame.fin and not self._parts:
@@ -108,13 +109,12 @@ class FastSocket(WSListener):  # type: ignore[misc]
     def look_after(self, now: float) -> None:
         """Ping a silent client; drop one that does not answer."""
         limits = self.service.config.limits
-        silent_since = self._seen
-        if now - silent_since < limits.ping_interval:
-            self._pinged = None
-        elif self._pinged is None or self._pinged < silent_since:
+        if self._heard:
+            self._heard, self._seen, self._pinged = False, now, None
+        elif self._pinged is None and now - self._seen >= limits.ping_interval:
             self._pinged = now
             self.transport.send_ping(b"")
-        elif now - self._pinged > limits.ping_timeout:
+        elif self._pinged is not None and now - self._pinged > limits.ping_timeout:
             self.transport.underlying_transport.abort()
 
     def _goodbye(self, frame: WSFrame) -> None:
@@ -197,16 +197,22 @@ class FastProtocol(WSProtocol):  # type: ignore[misc]
         return Upgrade(WSUpgradeResponse.create_101_response(headers), socket)
 
 
-class UpgradeRouter:
+class UpgradeRouter(asyncio.Protocol):
     """Looks at the path of an upgrade and gives it to picows or to uvicorn's own implementation."""
 
     service: Service
 
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any]) -> None:
         self._arguments = {"config": config, "server_state": server_state, "app_state": app_state}
+        self._chosen: Any = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: Any) -> None:
         self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """A refused upgrade ends before the chosen protocol has taken over."""
+        if self._chosen is not None:
+            self._chosen.connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
         target = data.split(b" ", 2)[1]
@@ -218,6 +224,7 @@ class UpgradeRouter:
             protocol = FastProtocol(self.service, self._arguments["server_state"])
         else:
             protocol = WebSocketsSansIOProtocol(**self._arguments)
+        self._chosen = protocol
         protocol.connection_made(self._transport)
         protocol.data_received(data)
         # uvicorn makes this router the transport's protocol once we return; replace it right after.

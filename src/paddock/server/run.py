@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -58,6 +59,7 @@ def serve(
 def run(app: Any, sockets: list[socket.socket]) -> None:
     """Serve on sockets that are bound already. Returns when the server has drained and stopped."""
     server = DrainingServer(server_config(app), app.state.service)
+    _calm_collector()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(server.serve(sockets=sockets))
 
@@ -127,6 +129,7 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --port, or 0 for any free one"
         ) from error
+    listening.listen(BACKLOG)
     listening.set_inheritable(True)
     return listening
 
@@ -143,6 +146,13 @@ def require_token(host: str, service: Service) -> None:
             f"{host} can be reached from other machines, and no token is set",
             hint="give --auth-token or PADDOCK_AUTH_TOKEN, or listen on 127.0.0.1",
         )
+
+
+def _calm_collector() -> None:
+    """Keep the garbage collector off the thousands of objects that live as long as the server."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -79,11 +79,10 @@ class Service:
         """What the environment says of itself. An instance is asked once."""
         if self._metadata is None:
             manager = self.manager
-            environment = await manager.build()
-            try:
-                self._metadata = await manager.threads.call(lambda: self.blueprint.metadata_of(environment))
-            finally:
-                await manager.dispose(environment)
+            async with manager.borrow() as session:
+                self._metadata = await manager.threads.call(
+                    lambda: self.blueprint.metadata_of(session.environment)
+                )
         return self._metadata
 
     async def can_build(self) -> bool:
@@ -91,7 +90,8 @@ class Service:
         manager = self.manager
         if not manager.builds_ok and not manager.statistics().sessions:
             try:
-                await manager.dispose(await manager.build())
+                async with manager.borrow():
+                    pass
             except PaddockError:
                 return False
         return bool(manager.builds_ok)

@@ -71,7 +71,8 @@ async def serve_socket(service: Service, scope: Any, receive: Any, send: Any) ->
         while True:
             event = await receive()
             if event["type"] == "websocket.disconnect":
-                clean = socket.closed or event.get("code") in (1000, 1001, 1005)
+                # uvicorn reports 1005 both for a close without a code and for a dropped connection.
+                clean = socket.closed or event.get("code") in (1000, 1001)
                 break
             text = event.get("text")
             if text is None:

@@ -18,6 +18,7 @@ import socket
 import struct
 import tempfile
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,7 +175,8 @@ class Colleagues:
         descriptor = os.dup(transport.get_extra_info("socket").fileno())
         try:
             address = str(self._folder / f"{worker}.inbox")
-            socket.send_fds(self._outbox, [HANDSHAKE + request], [descriptor], 0, address)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
+            self._outbox.sendmsg([HANDSHAKE + request], rights, 0, address)
         except OSError as error:
             logger.warning("worker %d takes no connection: %s", worker, error)
             return False

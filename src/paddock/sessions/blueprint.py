@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Discriminator, Tag, TypeAdapter
 
@@ -104,9 +104,12 @@ class Blueprint:
         self.cls = cls = environment_class(make)
         check_class(cls)
         self.name = name or cls.__name__.lower()
-        self.action_type = action_type or getattr(cls, "action_type", Action)
-        self.observation_type = observation_type or getattr(cls, "observation_type", Observation)
-        self.state_type = state_type or _annotated_state(cls) or getattr(cls, "state_type", State)
+        written = _type_parameters(cls)
+        self.action_type = action_type or getattr(cls, "action_type", None) or written[0] or Action
+        self.observation_type = (
+            observation_type or getattr(cls, "observation_type", None) or written[1] or Observation
+        )
+        self.state_type = state_type or _annotated_state(cls) or getattr(cls, "state_type", None) or written[2] or State
         self.reset_observation_type = (
             reset_observation_type or getattr(cls, "reset_observation_type", None) or self.observation_type
         )
@@ -122,7 +125,7 @@ class Blueprint:
         plain = Where.INLINE if getattr(cls, "inline", False) else Where.THREAD
         self.reset = _reset_method(cls, plain)
         self.step = _step_method(cls, plain)
-        self.state = Method("state", _read_state, plain, set())
+        self.state = Method("state", _read_state, Where.LOOP if _has_async_state(cls) else plain, set())
         self.call_tool = _call_tool_method(cls, plain)
         self.wire = Wire(self.routed_action_type)
 
@@ -225,8 +228,6 @@ def _reset_method(cls: type, plain: Where) -> Method:
 
 def _step_method(cls: type, plain: Where) -> Method:
     name, is_async = _implementation(cls, "step")
-    if issubclass(cls, ToolEnvironment) and name == "step_async" and not cls.has_async_tools():
-        name, is_async = "step", False
 
     def invoke(environment: Any, request: Any) -> Any:
         if request.extras:
@@ -237,12 +238,17 @@ def _step_method(cls: type, plain: Where) -> Method:
 
 
 def _implementation(cls: type, name: str) -> tuple[str, bool]:
-    """Which attribute to call, and whether it is async: `step_async` if an author wrote one, else `step`."""
-    asynchronous = f"{name}_async"
-    definer = next((base for base in cls.__mro__ if asynchronous in vars(base)), None)
-    is_default = definer is None or (definer.__name__ == "Environment" and definer.__module__.startswith("openenv."))
-    if not is_default:
-        return asynchronous, True
+    """Which attribute to call, and whether it is async: of `step` and `step_async`, the one an author wrote last."""
+    for base in cls.__mro__:
+        if base is ToolEnvironment and name == "step":
+            is_async = issubclass(cls, ToolEnvironment) and cls.has_async_tools()
+            return ("step_async" if is_async else "step"), is_async
+        if base.__name__ == "Environment" and base.__module__.startswith("openenv."):
+            break
+        if f"{name}_async" in vars(base):
+            return f"{name}_async", True
+        if name in vars(base):
+            break
     return name, inspect.iscoroutinefunction(getattr(cls, name))
 
 
@@ -256,6 +262,11 @@ def _keywords(function: Callable[..., Any]) -> set[str] | None:
 def _read_state(environment: Any, _: Any) -> Any:
     state = getattr(environment, "state", None)
     return state() if callable(state) else state
+
+
+def _has_async_state(cls: type) -> bool:
+    state = inspect.getattr_static(cls, "state", None)
+    return inspect.iscoroutinefunction(getattr(state, "fget", state))
 
 
 def _call_tool_method(cls: type, plain: Where) -> Method:
@@ -275,6 +286,17 @@ def _affinity(cls: type) -> Affinity:
     if any(base.__module__.startswith("openenv.") for base in cls.__mro__) or getattr(cls, "thread_affine", False):
         return Affinity.OWN
     return Affinity.ANY
+
+
+def _type_parameters(cls: type) -> tuple[Any, Any, Any]:
+    """Action, observation and state as OpenEnv's generic `Environment[A, O, S]` names them."""
+    for base in cls.__mro__:
+        for written in vars(base).get("__orig_bases__", ()):
+            found = get_args(written)
+            if getattr(get_origin(written), "__name__", "") == "Environment" and len(found) == 3:
+                action, observation, state = (None if isinstance(t, TypeVar) else t for t in found)
+                return action, observation, state
+    return None, None, None
 
 
 def _annotated_state(cls: type) -> Any:

@@ -42,13 +42,20 @@ class Dispatch:
         """Carry out `request` in `session` and call `reply(work, answer)` once, on the loop."""
         work = Work(session, request, reply, number)
         try:
-            session.episode.accept(request)
             work.method, work.argument, work.after = HANDLERS[type(request)](self.blueprint, request)
+            session.episode.accept(request)
         except PaddockError as error:
             work.settle(error)
             return
-        work.timeout = self.step_timeout if timeout is None else timeout
+        work.timeout = self._allowed(timeout)
         session.submit(work)
+
+    def _allowed(self, asked: float | None) -> float | None:
+        """A request may ask for less time than the server grants, not for more."""
+        granted = self.step_timeout
+        if asked is None or granted is None:
+            return granted if asked is None else asked
+        return min(asked, granted)
 
     async def ask(
         self,
@@ -183,4 +190,7 @@ def _foreign_listing(tool: Any) -> dict[str, Any]:
 
 
 def _is_done(observation: Any) -> bool:
-    return bool(observation.get("done") if isinstance(observation, dict) else observation.done)
+    try:
+        return bool(observation.done)
+    except AttributeError:
+        return bool(model_fields(observation).get("done"))

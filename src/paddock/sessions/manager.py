@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.errors import CapacityReached, FactoryError, ServerDraining, SessionNotFound
 from paddock.protocol.redact import redact
 from paddock.sessions.blueprint import Affinity, Blueprint
-from paddock.sessions.runner import Threads
+from paddock.sessions.runner import Threads, awaited
 from paddock.sessions.session import Door, Session, SessionInfo, Work
 from paddock.sessions.slots import Count, LocalCount, Slots
 from paddock.telemetry.metrics import Metrics
@@ -27,7 +27,9 @@ logger = logging.getLogger("paddock.sessions")
 REAP_EVERY = 1.0
 ROOM_TIMEOUT = 5.0
 ROOM_ELSEWHERE = 1.0
+BORROWER_WAITS = 5.0
 DRAIN_LOOKS_EVERY = 0.02
+LAST_GRACE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class SessionManager:
         self.builds_ok: bool | None = None
         self._sessions: dict[str, Session] = {}
         self._ending: set[Session] = set()
+        self._borrowed: set[Session] = set()
+        self._builds: set[asyncio.Future[Any]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._shared_thread = Threads(1, "paddock-shared") if blueprint.affinity is Affinity.SHARED else None
         self._last_reap = clock()
@@ -94,12 +98,9 @@ class SessionManager:
         if self.draining:
             raise ServerDraining("the server is shutting down", hint="connect to another one, or again later")
         await self._take_slot(self.limits.queue_timeout if wait is None else wait, moved)
-        try:
-            environment = await self.build()
-        except BaseException:
-            self.slots.give_back()
-            raise
-        session = Session(self, environment, door, token)
+        threads = self.threads_for_session()
+        environment = await self.build(threads, holds_slot=True)
+        session = Session(self, environment, door, threads, token)
         self._sessions[session.token] = session
         self.metrics.sessions_opened += 1
         logger.info("session %s opened (%s)", session.id, door.value)
@@ -110,11 +111,21 @@ class SessionManager:
 
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[Session]:
-        """A session for one call, outside of all counting: built, used once, closed."""
-        session = Session(self, await self.build(), Door.HTTP, holds_slot=False)
+        """A session for one call: built, used once, closed.
+
+        It stands outside of all counting, unless instances may not overlap: then it waits for the slot.
+        """
+        alone = not self.blueprint.concurrent
+        if alone:
+            await self._take_slot(BORROWER_WAITS, None)
+        threads = self.threads_for_session()
+        environment = await self.build(threads, holds_slot=alone)
+        session = Session(self, environment, Door.HTTP, threads, holds_slot=alone)
+        self._borrowed.add(session)
         try:
             yield session
         finally:
+            self._borrowed.discard(session)
             session.close("it was for one call")
 
     def find(self, token: str) -> Session:
@@ -129,26 +140,39 @@ class SessionManager:
         """An unguessable token. Its first byte names the worker process that keeps the session."""
         return f"{self.worker:02x}{str(uuid.uuid4())[2:]}"
 
-    async def build(self) -> Any:
-        """A fresh environment, built on a thread. Raises FactoryError; late builds are closed, not lost."""
-        building = asyncio.ensure_future(self.threads.call(self.blueprint.make))
+    async def build(self, threads: Threads, *, holds_slot: bool = False) -> Any:
+        """A fresh environment, built on a thread. Raises FactoryError, and gives the caller's slot back then.
+
+        A build that nobody waits for any more is closed when it is done, and only then is its slot free.
+        """
+        building = asyncio.ensure_future(threads.call(self.blueprint.make))
+        self._builds.add(building)
+        building.add_done_callback(self._builds.discard)
         try:
             environment = await asyncio.wait_for(asyncio.shield(building), self.limits.step_timeout)
-        except asyncio.CancelledError:
-            building.add_done_callback(self._close_unwanted)
-            raise
-        except Exception as error:
-            building.add_done_callback(self._close_unwanted)
+        except BaseException as error:
+            self._keep(self.loop.create_task(self._clear_away(building, holds_slot)))
+            if not isinstance(error, Exception):
+                raise
             self.builds_ok = False
             raise self._factory_error(error) from error
         self.builds_ok = True
         return environment
 
+    async def _clear_away(self, building: asyncio.Future[Any], holds_slot: bool) -> None:
+        try:
+            await self.dispose(await building)
+        except Exception:
+            logger.debug("an abandoned build failed", exc_info=True)
+        finally:
+            if holds_slot:
+                self.slots.give_back()
+
     async def invoke(self, environment: Any, name: str, *arguments: Any) -> Any:
         """Call a method that may be sync (then on a thread) or async."""
         method = getattr(environment, name)
         if inspect.iscoroutinefunction(method):
-            return await method(*arguments)
+            return await awaited(method, *arguments)
         return await self.threads.call(lambda: method(*arguments))
 
     async def dispose(self, environment: Any) -> None:
@@ -202,11 +226,6 @@ class SessionManager:
         message = f"Environment factory '{name}' failed to create instance. {reason}"
         return FactoryError(message, factory_name=name)
 
-    def _close_unwanted(self, building: asyncio.Future[Any]) -> None:
-        if not building.cancelled() and building.exception() is None:
-            task = self.loop.create_task(self.dispose(building.result()))
-            self._keep(task)
-
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -244,7 +263,7 @@ class SessionManager:
         """Look after everything that has a deadline. Called about ten times a second."""
         now = self.clock()
         for work in list(self.running):
-            if work.deadline is not None and now >= work.deadline and not work.settled:
+            if work.deadline is not None and now >= work.deadline and not work.expired:
                 work.session.expire(work)
         self.threads.compensate()
         self.slots.expire(now)
@@ -260,19 +279,20 @@ class SessionManager:
     async def drain(self, grace: float) -> None:
         """Refuse newcomers, let running requests finish within `grace`, then close every session."""
         self.draining = True
+        self.slots.turn_away(ServerDraining("the server is shutting down"))
         deadline = self.clock() + grace
-        while self.running and self.clock() < deadline:
+        while (self.running or self._builds or self._tasks) and self.clock() < deadline:
             await asyncio.sleep(DRAIN_LOOKS_EVERY)
-        for session in list(self._sessions.values()):
+        for session in [*self._sessions.values(), *self._borrowed]:
             session.close("the server is shutting down")
-        ending = list(self._ending)
-        if ending:
-            left = max(0.5, deadline - self.clock())
-            await asyncio.wait([session.ended for session in ending], timeout=left)
+        if self._ending:
+            left = max(LAST_GRACE, deadline - self.clock())
+            await asyncio.wait([session.ended for session in self._ending], timeout=left)
         hanging = list(self._ending)
         for session in hanging:
             session.force_close()
         if hanging:
+            self.threads.compensate()
             await asyncio.wait([session.ended for session in hanging], timeout=1.0)
         self.threads.close()
 

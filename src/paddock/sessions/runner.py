@@ -8,6 +8,7 @@ all jobs that finished since the last.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import threading
 from collections import deque
@@ -16,9 +17,20 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
+from paddock.errors import EnvironmentFailure
+
 OVERSTAY = 1.0
 
 ResultT = TypeVar("ResultT")
+
+
+async def awaited(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call and, if it is async, await. What asks the process to end becomes an ordinary failure."""
+    try:
+        value = function(*arguments)
+        return await value if inspect.isawaitable(value) else value
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise EnvironmentFailure(f"{type(error).__name__}: {error}", error_type=type(error).__name__) from error
 
 
 class Job:

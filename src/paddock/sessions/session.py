@@ -22,7 +22,7 @@ from paddock.protocol.episode import Episode, Phase
 from paddock.protocol.redact import redact
 from paddock.protocol.resume import ReplyLedger
 from paddock.sessions.blueprint import SLOW_CALL, Method, Where
-from paddock.sessions.runner import Job
+from paddock.sessions.runner import Job, Threads, awaited
 
 if TYPE_CHECKING:
     from paddock.protocol.episode import Request
@@ -62,7 +62,9 @@ class Work:
     deadline: float | None = None
     started = 0.0
     settled = False
+    expired = False
     overdue = False
+    """Whether it counts as hung: on a thread, and past its deadline."""
     task: asyncio.Task[Any] | None = None
 
     def __init__(self, session: Session, request: Request, reply: Callable[[Work, Any], None], number: Any) -> None:
@@ -99,6 +101,7 @@ class Session:
         manager: SessionManager,
         environment: Any,
         door: Door,
+        threads: Threads,
         token: str | None = None,
         *,
         holds_slot: bool = True,
@@ -122,7 +125,9 @@ class Session:
         self.closed = False
         self.ended: asyncio.Future[None] = manager.loop.create_future()
         self._manager = manager
-        self._threads = manager.threads_for_session()
+        self._clock = manager.clock
+        self._timings = manager.metrics.calls
+        self._threads = threads
         self._current: Work | None = None
         self._waiting: deque[Work] = deque()
         self._closing_environment = False
@@ -147,11 +152,14 @@ class Session:
     def submit(self, work: Work) -> None:
         """Carry out `work` now, or after what is already under way."""
         if self._current is None and not self.closed:
-            self._carry_out(work)
+            if work.method.where is Where.INLINE:
+                self._run_inline(work)
+            else:
+                self._carry_out(work)
         elif self.closed or self._current is None:
             work.settle(SessionClosed("the session is closed"))
         elif self._current.settled:
-            work.settle(SessionBusy("an earlier request ran over its deadline and still holds the environment"))
+            work.settle(self._busy())
         elif len(self._waiting) >= MOST_WAITING:
             work.settle(SessionBusy(f"{MOST_WAITING} requests are waiting already", hint="await the answers"))
         else:
@@ -174,7 +182,8 @@ class Session:
 
     def expire(self, work: Work) -> None:
         """The deadline of a running request has passed."""
-        seconds = self._manager.clock() - work.started
+        work.expired = True
+        seconds = self._clock() - work.started
         if work.task is None:
             work.overdue = True
             self._manager.metrics.hung_calls += 1
@@ -188,42 +197,53 @@ class Session:
         )
 
     def _abandon(self, work: Work, error: PaddockError) -> None:
+        """Answer now. A task is cancelled; a thread goes on, and those who wait for it are sent away."""
         work.settle(error)
         if work.task is not None:
             work.task.cancel()
+            return
+        while self._waiting:
+            self._waiting.popleft().settle(self._busy())
+
+    def _busy(self) -> SessionBusy:
+        return SessionBusy("an earlier request was given up, but still holds the environment")
 
     def _carry_out(self, work: Work) -> None:
         following: Work | None = work
         while following is not None:
-            self._current = following
-            if not self._start(following):
+            if following.method.where is Where.INLINE:
+                self._run_inline(following)
+            else:
+                self._start(following)
                 return
             following = self._waiting.popleft() if self._waiting and not self.closed else None
 
-    def _start(self, work: Work) -> bool:
-        """Begin; True if the answer is already there."""
-        manager = self._manager
-        work.started = manager.clock()
-        method = work.method
-        if method.where is Where.INLINE:
-            try:
-                value = method.invoke(self.environment, work.argument)
-            except BaseException as error:
-                # An environment may raise SystemExit or CancelledError; neither is ours to obey.
-                value = self._failure(work, error)
-            self._conclude(work, value)
-            return True
+    def _run_inline(self, work: Work) -> None:
+        """Carry it out here and now. This is the path of every cheap step: nothing in it waits."""
+        self._current = work
+        work.started = self._clock()
+        try:
+            value = work.method.invoke(self.environment, work.argument)
+        except BaseException as error:
+            # An environment may raise SystemExit or CancelledError; neither is ours to obey.
+            value = self._failure(work, error)
+        self._conclude(work, value)
+
+    def _start(self, work: Work) -> None:
+        """Hand it to the loop or a thread; `_returned` goes on."""
+        self._current = work
+        work.started = self._clock()
         if work.timeout is not None:
             work.deadline = work.started + work.timeout
-        manager.running.add(work)
+        self._manager.running.add(work)
+        method = work.method
         if method.where is Where.LOOP:
-            work.task = asyncio.ensure_future(method.invoke(self.environment, work.argument))
+            work.task = self._manager.loop.create_task(awaited(method.invoke, self.environment, work.argument))
             work.task.add_done_callback(lambda task: self._returned(work, *_outcome(task)))
         else:
             self._threads.submit(
                 Job(method.invoke, self.environment, work.argument, lambda v, e: self._returned(work, v, e))
             )
-        return False
 
     def _returned(self, work: Work, value: Any, error: BaseException | None) -> None:
         """A thread or task has ended: conclude its work and take up the next."""
@@ -237,22 +257,24 @@ class Session:
             self._carry_out(self._waiting.popleft())
 
     def _conclude(self, work: Work, value: Any) -> None:
-        manager, method = self._manager, work.method
-        self.last_active = now = manager.clock()
+        method = work.method
+        self.last_active = now = self._clock()
         self._current = None
         seconds = now - work.started
-        timings = manager.metrics.calls[method.name]
+        timings = self._timings[method.name]
         timings.observe(seconds)
         if seconds > SLOW_CALL and method.where is Where.INLINE:
             method.was_slow(seconds, timings.count, now)
-        if not isinstance(value, PaddockError):
-            try:
+        try:
+            if not isinstance(value, PaddockError):
                 value = work.after(self, work, value)
-            except Exception as error:
-                value = self._failure(work, error)
+        except Exception as error:
+            value = self._failure(work, error)
         if isinstance(value, PaddockError):
-            manager.metrics.errors[value.code] += 1
-        work.settle(value)
+            self._manager.metrics.errors[value.code] += 1
+        if not work.settled:
+            work.settled = True
+            work.reply(work, value)
 
     def _failure(self, work: Work, error: BaseException) -> PaddockError:
         """What the caller is told of an exception; the log gets all of it."""
@@ -334,7 +356,7 @@ class Session:
         if close is None:
             self._environment_closed(None, None)
         elif inspect.iscoroutinefunction(close):
-            task = asyncio.ensure_future(close())
+            task = self._manager.loop.create_task(awaited(close))
             task.add_done_callback(lambda done: self._environment_closed(*_outcome(done)))
         else:
             self._threads.submit(Job(lambda _e, _a: close(), None, None, self._environment_closed))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from paddock.errors import QueueTimeout
+from paddock.errors import PaddockError, QueueTimeout
 
 
 class Count(Protocol):
@@ -70,13 +70,14 @@ class LocalCount:
 
 
 class Waiter:
-    __slots__ = ("admitted", "deadline", "moved", "ticket")
+    __slots__ = ("admitted", "deadline", "moved", "place", "ticket")
 
     def __init__(self, ticket: int, deadline: float, moved: Callable[[int], None] | None) -> None:
         self.ticket = ticket
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.deadline = deadline
         self.moved = moved
+        self.place = 0
 
 
 class Slots:
@@ -108,15 +109,15 @@ class Slots:
 
     def admit(self) -> None:
         """Let in as many of those who wait as there is room for."""
-        let_in = 0
-        while self._waiters and self._count.take(self._waiters[0].ticket):
-            waiter = self._waiters.popleft()
-            if waiter.admitted.done():
-                self._count.give_back()
-            else:
+        before = len(self._waiters)
+        while self._waiters:
+            waiter = self._waiters[0]
+            if not waiter.admitted.done():
+                if not self._count.take(waiter.ticket):
+                    break
                 waiter.admitted.set_result(None)
-                let_in += 1
-        if let_in:
+            self._waiters.popleft()
+        if len(self._waiters) != before:
             self._tell_places()
 
     async def wait(self, seconds: float, moved: Callable[[int], None] | None = None) -> None:
@@ -152,8 +153,16 @@ class Slots:
                     )
                 )
 
+    def turn_away(self, error: PaddockError) -> None:
+        """Nobody who waits will be let in any more."""
+        for waiter in self._waiters:
+            if not waiter.admitted.done():
+                waiter.admitted.set_exception(error)
+
     def _tell_places(self) -> None:
         self._count.publish(self._waiters[0].ticket if self._waiters else None, len(self._waiters))
-        for place, waiter in enumerate(self._waiters, start=1):
-            if waiter.moved is not None:
-                waiter.moved(place + self._count.waiting_before(waiter.ticket))
+        for here, waiter in enumerate(self._waiters, start=1):
+            place = here + self._count.waiting_before(waiter.ticket)
+            if waiter.moved is not None and place != waiter.place:
+                waiter.place = place
+                waiter.moved(place)

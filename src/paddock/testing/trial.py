@@ -110,7 +110,8 @@ class Instance:
                 raise
             # Its thread is lost: closing it would wait for the same call again.
             self._closed = True
-            raise Wrong(f"{name} did not answer within {self._timeout:g} s") from None
+            hint = "let nothing wait for ever; if it is meant to take that long, raise --timeout"
+            raise Wrong(f"{name} did not answer within {self._timeout:g} s", hint) from None
 
     async def _on_thread(self, function: Callable[[], Any]) -> Any:
         if self._wandering:

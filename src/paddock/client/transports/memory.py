@@ -78,7 +78,9 @@ class MemoryTransport:
         call = jsonrpc.read(document)
         try:
             if call.method == "tools/list":
-                tools = tools_of(self.blueprint) or await self._dispatch.ask(session, ListTools(), timeout=timeout)
+                tools = tools_of(self.blueprint)
+                if tools is None:
+                    tools = await self._dispatch.ask(session, ListTools(), timeout=timeout)
                 return jsonrpc.result({"tools": tools, **mcp.COMPLETE}, call.id)
             request = CallTool(call.params["name"], call.params.get("arguments") or {})
             return jsonrpc.result(_as_sent(await self._dispatch.ask(session, request, timeout=timeout)), call.id)

@@ -173,7 +173,7 @@ class WebSocketTransport:
 
     def _refused(self, error: PaddockError) -> None:
         """The server speaks of the session itself: it is not there, or not any more."""
-        if isinstance(error, SessionNotFound) and self.reconnects:
+        if isinstance(error, SessionNotFound):
             error = self._episode_lost("the server no longer keeps the session")
         self._token = None
         self._fail(error)
