@@ -74,7 +74,6 @@ class Threads:
         self._finished: deque[Job] = deque()
         self._waking = False
         self._count = 0
-        self._idle = 0
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._closed = False
@@ -90,7 +89,7 @@ class Threads:
 
     def submit(self, job: Job) -> None:
         self._jobs.put(job)
-        if self._count < self.limit and self._jobs.qsize() > self._idle:
+        if self._count < self.limit and self._jobs.qsize() > self._count - len(self._running):
             self._grow()
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
@@ -110,7 +109,7 @@ class Threads:
 
     def compensate(self) -> None:
         """Give the waiting jobs threads in place of those whose jobs overstay. Called now and then."""
-        if self._idle == 0 and not self._jobs.empty():
+        if self._count == len(self._running) and not self._jobs.empty():
             for _ in range(min(self.limit + self.overstaying() - self._count, self._jobs.qsize())):
                 self._grow()
 
@@ -127,11 +126,7 @@ class Threads:
 
     def _work(self, number: int) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
             job = self._jobs.get()
-            with self._lock:
-                self._idle -= 1
             if job is None:
                 break
             self._running[number] = job
