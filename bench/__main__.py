@@ -10,8 +10,9 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from scripts.peers import peer_python
+
 from bench.measures import MEASURES, QUICK, Settings
-from bench.peers import ensure_peer
 from bench.results import Row, table
 from bench.samples import note
 
@@ -27,7 +28,7 @@ def main() -> int:
     _raise_file_limit()
     # Servers live in process groups of their own: leave by an exception, which ends them.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    ensure_peer("openenv")
+    peer_python("openenv")
     rows: list[Row] = []
     failures = 0
     for name in options.measures or MEASURES:

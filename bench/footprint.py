@@ -4,7 +4,8 @@ import subprocess
 import time
 from dataclasses import dataclass
 
-from bench.peers import ROOT
+from scripts.peers import REPOSITORY
+
 from bench.processes import group_usage, wait_quiet
 from bench.samples import load_command, note
 from bench.servers import ServerSpec, running
@@ -29,7 +30,7 @@ def idle_footprint(spec: ServerSpec, sessions: int) -> Footprint:
         began = time.monotonic()
         holder = subprocess.Popen(
             load_command(server, "idle", sessions=sessions),
-            cwd=ROOT,
+            cwd=REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

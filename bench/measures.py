@@ -8,8 +8,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from scripts.peers import peer_python
+
 from bench.footprint import idle_footprint
-from bench.peers import ensure_peer
 from bench.results import Row
 from bench.samples import Sample, interleave, press
 from bench.servers import Server, ServerSpec, running
@@ -126,7 +127,7 @@ def measure_vector(settings: Settings) -> list[Row]:
         return press(
             server,
             "vector" if ours else "openenv_clients",
-            python=sys.executable if ours else str(ensure_peer("openenv")),
+            python=sys.executable if ours else str(peer_python("openenv")),
             sessions=VECTOR_SESSIONS,
             seconds=settings.seconds,
         )
@@ -202,9 +203,7 @@ def _stepping(sessions: int, settings: Settings) -> Callable[[Server], Sample]:
     return load
 
 
-def _rate_row(
-    measure: str, unit: str, paddock: list[Sample], openenv: list[Sample], target: float | None
-) -> Row:
+def _rate_row(measure: str, unit: str, paddock: list[Sample], openenv: list[Sample], target: float | None) -> Row:
     ours = [sample.rate for sample in paddock]
     theirs = [sample.rate for sample in openenv]
     share = max(sample.generator_cpu_share for sample in paddock + openenv)

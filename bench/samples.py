@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bench.peers import ROOT
+from scripts.peers import REPOSITORY
+
 from bench.processes import group_usage, wait_quiet
 from bench.servers import Server
 
@@ -44,7 +45,7 @@ def press(server: Server, program: str, *, python: str = sys.executable, **optio
     """
     result = subprocess.run(
         load_command(server, program, python=python, **options),
-        cwd=ROOT,
+        cwd=REPOSITORY,
         capture_output=True,
         text=True,
         timeout=OVERHEAD_SECONDS + options.get("seconds", 0.0),
@@ -55,9 +56,7 @@ def press(server: Server, program: str, *, python: str = sys.executable, **optio
     return Sample(**json.loads(result.stdout))
 
 
-def load_command(
-    server: Server, program: str, *, python: str = sys.executable, **options: float
-) -> list[str]:
+def load_command(server: Server, program: str, *, python: str = sys.executable, **options: float) -> list[str]:
     """The command line of a load generator."""
     command = [python, "-m", f"bench.load.{program}", "--url", server.url]
     for name, value in options.items():

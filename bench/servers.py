@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Literal
 
-from bench.peers import ROOT, ensure_peer
+from scripts.peers import REPOSITORY, peer_python
 
 HOST = "127.0.0.1"
 START_SECONDS = 90.0
@@ -40,7 +40,7 @@ class ServerSpec:
         if self.project == "paddock":
             program = [sys.executable, "-m", "paddock", "serve", self.target]
         else:
-            program = [str(ensure_peer("openenv")), "-m", "bench.openenv_app", self.target]
+            program = [str(peer_python("openenv")), "-m", "bench.openenv_app", self.target]
         command = [*program, "--host", HOST, "--port", str(port)]
         command += ["--max-sessions", str(self.max_sessions)]
         if self.workers > 1:
@@ -70,7 +70,7 @@ def running(spec: ServerSpec) -> Iterator[Server]:
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             spec.command(port),
-            cwd=ROOT,
+            cwd=REPOSITORY,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -1,8 +1,9 @@
 from collections.abc import Iterator
 
 import pytest
-from environments import LIVES, Watched
 from hypothesis import settings
+
+from environments import LIVES, Watched
 
 settings.register_profile("paddock", deadline=None, max_examples=100)
 settings.load_profile("paddock")

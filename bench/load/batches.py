@@ -6,9 +6,7 @@ from collections.abc import Awaitable, Callable
 WARM_UP_BATCHES = 2
 
 
-async def time_batches(
-    step_all: Callable[[], Awaitable[None]], sessions: int, seconds: float
-) -> dict[str, float]:
+async def time_batches(step_all: Callable[[], Awaitable[None]], sessions: int, seconds: float) -> dict[str, float]:
     """Step in batches for `seconds`, to the end of the last batch, and report the rate."""
     for _ in range(WARM_UP_BATCHES):
         await step_all()

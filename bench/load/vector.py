@@ -1,9 +1,8 @@
 """Steps many sessions with Paddock's `VectorClient`."""
 
-from paddock.client.vector import VectorClient
-
 from bench.load.batches import time_batches
 from bench.load.program import Report, arguments, run
+from paddock.client.vector import VectorClient
 
 
 async def step_vector(url: str, count: int, seconds: float) -> Report:

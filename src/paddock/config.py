@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from paddock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Mode = Literal["simulation", "production"]
 MEBIBYTE = 1024 * 1024

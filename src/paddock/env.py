@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
-from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 from paddock.errors import ConfigError, EnvironmentFailure, ToolFailure, ToolNotFound
 from paddock.protocol.mcp import tool_info, tool_result
@@ -29,6 +28,9 @@ from paddock.types import (
     State,
     ToolErrorInfo,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Environment", "ToolEnvironment", "ToolReturn", "tool"]
 
@@ -90,9 +92,7 @@ class Environment(Generic[ActionT, ObservationT, StateT]):
         name = type(self).__name__
         text = inspect.getdoc(type(self))
         inherited = text == inspect.getdoc(Environment) or text == inspect.getdoc(ToolEnvironment)
-        return EnvironmentMetadata(
-            name=name, description=text if text and not inherited else f"{name} environment"
-        )
+        return EnvironmentMetadata(name=name, description=text if text and not inherited else f"{name} environment")
 
 
 class ToolEnvironment(Environment[Action, Observation, State]):

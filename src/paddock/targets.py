@@ -10,12 +10,14 @@ import difflib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paddock.envs import SHIPPED
 from paddock.errors import TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FORMS = "a shipped name, pkg.mod:Class, or path/to/file.py:Class"
 

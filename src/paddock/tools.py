@@ -122,7 +122,13 @@ class ToolSpec:
         definitions = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
         # FastMCP's client unwraps a lone result only where it finds its own mark.
         mark = {"x-fastmcp-wrap-result": True}
-        return {"type": "object", "properties": {"result": schema}, "required": ["result"], **definitions, **mark}
+        return {
+            "type": "object",
+            "properties": {"result": schema},
+            "required": ["result"],
+            **definitions,
+            **mark,
+        }
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments for the tool. Raises InvalidToolArguments, naming each wrong one."""
@@ -130,8 +136,7 @@ class ToolSpec:
             checked = self.arguments.model_validate(arguments)
         except ValidationError as error:
             problems = [
-                f"{'.'.join(map(str, p['loc'])) or 'arguments'}: {p['msg']}"
-                for p in error.errors(include_url=False)
+                f"{'.'.join(map(str, p['loc'])) or 'arguments'}: {p['msg']}" for p in error.errors(include_url=False)
             ]
             raise InvalidToolArguments(f"{self.name}: {'; '.join(problems)}", tool_name=self.name) from None
         return {name: getattr(checked, name) for name in checked.__pydantic_fields_set__}

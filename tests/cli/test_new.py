@@ -153,9 +153,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_project_that_cannot_be_finished_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_project_that_cannot_be_finished_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = plan("maze", tmp_path)
 
     def full(*_: object, **__: object) -> None:

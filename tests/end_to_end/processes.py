@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .peers import peer_python
+from scripts.peers import peer_python
 
 HERE = Path(__file__).parent
 STARTUP_SECONDS = 60.0

@@ -82,9 +82,7 @@ COUNTER_REQUESTS: Table = {
     ),
     "reset with a long episode": (
         ("POST", "/reset", {"episode_id": "x" * 256}),
-        unprocessable(
-            body_violation("string_too_long", ["body", "episode_id"], TOO_LONG, "x" * 256, max_length=255)
-        ),
+        unprocessable(body_violation("string_too_long", ["body", "episode_id"], TOO_LONG, "x" * 256, max_length=255)),
     ),
     "reset with a list": (
         ("POST", "/reset", []),
@@ -141,9 +139,7 @@ COUNTER_REQUESTS: Table = {
     "step with no time and a number as name": (
         ("POST", "/step", {**ADD_3, "timeout_s": -1, "request_id": 5}),
         unprocessable(
-            body_violation(
-                "greater_than", ["body", "timeout_s"], "Input should be greater than 0", -1, gt=0.0
-            ),
+            body_violation("greater_than", ["body", "timeout_s"], "Input should be greater than 0", -1, gt=0.0),
             body_violation("string_type", ["body", "request_id"], NOT_A_STRING, 5),
         ),
     ),

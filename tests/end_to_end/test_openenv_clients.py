@@ -5,9 +5,9 @@ import subprocess
 from typing import Any
 
 import pytest
+from scripts.peers import peer_python
 
 from .messages import TAKES_A_MESSAGE
-from .peers import peer_python
 from .processes import Server, quiet_environment, run_client
 from .shapes import Matching
 

@@ -226,9 +226,7 @@ def test_a_session_id_means_nothing_on_a_socket_of_its_own(echo: Server) -> None
 
 @every_carrier
 @pytest.mark.parametrize("arguments", [{}, {"message": 3}, {"message": "a", "more": 1}, [1]])
-def test_paddock_calls_bad_arguments_invalid_params(
-    echo_server: Server, carrier: Carrier, arguments: Any
-) -> None:
+def test_paddock_calls_bad_arguments_invalid_params(echo_server: Server, carrier: Carrier, arguments: Any) -> None:
     sent = rpc("tools/call", name="echo_message", arguments=arguments)
     assert carrier(echo_server, sent)["error"] == Including(code=-32602, message=Some(str))
 
@@ -240,9 +238,7 @@ def test_paddock_calls_an_unknown_tool_invalid_params(echo_server: Server, carri
 
 
 def test_paddock_gives_results_both_spellings(echo_server: Server) -> None:
-    result = posted(echo_server, rpc("tools/call", name="echo_message", arguments={"message": "hi"}))[
-        "result"
-    ]
+    result = posted(echo_server, rpc("tools/call", name="echo_message", arguments={"message": "hi"}))["result"]
     assert result == Including(isError=False, structuredContent={"result": "hi"})
 
 

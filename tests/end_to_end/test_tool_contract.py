@@ -83,11 +83,7 @@ ECHO_FRAMES: Table = {
     ),
     "unknown action": (
         step(type="bogus", tool_name="echo_message"),
-        refused(
-            violation(
-                "literal_error", ["type"], "Input should be 'call_tool'", "bogus", expected="'call_tool'"
-            )
-        ),
+        refused(violation("literal_error", ["type"], "Input should be 'call_tool'", "bogus", expected="'call_tool'")),
     ),
     "list with a field too many": (
         step(type="list_tools", more=1),

@@ -162,9 +162,7 @@ class Reply:
     headers: http.client.HTTPMessage
 
 
-def request(
-    url: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
-) -> Reply:
+def request(url: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Reply:
     """Send text and bytes as they are, and anything else but None as JSON."""
     content = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
     described = {} if content is None else {"Content-Type": "application/json"}

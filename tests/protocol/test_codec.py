@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field, RootModel, computed_field, field_serializer, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    RootModel,
+    computed_field,
+    field_serializer,
+    model_serializer,
+)
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from paddock import Observation, State
@@ -63,7 +71,11 @@ def test_what_is_no_number_is_null(value: Any) -> None:
 
 
 def test_nan_is_null_beside_a_long_integer() -> None:
-    assert sent({"a": math.nan, "b": 10**30, "c": {1: math.inf}}) == {"a": None, "b": 10**30, "c": {"1": None}}
+    assert sent({"a": math.nan, "b": 10**30, "c": {1: math.inf}}) == {
+        "a": None,
+        "b": 10**30,
+        "c": {"1": None},
+    }
 
 
 def test_a_nan_reward_is_null() -> None:
@@ -142,7 +154,14 @@ def test_common_python_values_have_a_json_form(value: Any, plain: Any) -> None:
 
 @pytest.mark.parametrize(
     ("key", "text"),
-    [(1, "1"), (1.5, "1.5"), (True, "true"), (None, "null"), (date(2024, 5, 6), "2024-05-06"), (10**30, str(10**30))],
+    [
+        (1, "1"),
+        (1.5, "1.5"),
+        (True, "true"),
+        (None, "null"),
+        (date(2024, 5, 6), "2024-05-06"),
+        (10**30, str(10**30)),
+    ],
 )
 def test_a_key_that_is_no_string_becomes_one(key: Any, text: str) -> None:
     assert sent({"outer": {key: 1}}) == {"outer": {text: 1}}

@@ -108,7 +108,13 @@ def test_random_bytes_never_raise_anything_but_an_rpc_error(raw: bytes) -> None:
 @given(
     st.dictionaries(
         st.sampled_from(["jsonrpc", "method", "params", "id", "x"]),
-        st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["2.0", "m"]) | st.just([]) | st.just({}),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.sampled_from(["2.0", "m"])
+        | st.just([])
+        | st.just({}),
     )
 )
 def test_random_objects_never_raise_anything_but_an_rpc_error(document: Any) -> None:
@@ -140,7 +146,11 @@ def test_an_error_has_its_code_and_always_three_keys(error: Any, number: int) ->
 
 def test_an_error_tells_the_values_behind_it() -> None:
     error = CapacityReached("full", hint="wait", active_sessions=4, max_sessions=4)
-    assert jsonrpc.failure(error)["error"]["data"] == {"active_sessions": 4, "max_sessions": 4, "hint": "wait"}
+    assert jsonrpc.failure(error)["error"]["data"] == {
+        "active_sessions": 4,
+        "max_sessions": 4,
+        "hint": "wait",
+    }
 
 
 def test_an_id_of_zero_is_kept() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from environments import Kit
 from pydantic import BaseModel
 
+from environments import Kit
 from paddock.protocol import mcp
 from paddock.protocol.codec import encode
 
@@ -82,7 +82,9 @@ def test_content_that_a_tool_made_itself_is_kept() -> None:
     assert mcp.tool_result(image)["content"] == [image]
 
 
-@pytest.mark.parametrize("value", [{"type": "image", "name": "cat.png"}, {"type": "text", "length": 3}, {"type": "resource"}])
+@pytest.mark.parametrize(
+    "value", [{"type": "image", "name": "cat.png"}, {"type": "text", "length": 3}, {"type": "resource"}]
+)
 def test_an_object_that_merely_has_a_type_is_not_content(value: dict[str, Any]) -> None:
     block = mcp.tool_result(value)["content"][0]
     assert block["type"] == "text"

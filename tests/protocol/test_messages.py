@@ -4,13 +4,20 @@ import json
 from typing import Annotated, Any, Literal
 
 import pytest
-from environments import Add, Kit, Total
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, Json, field_validator
 
+from environments import Add, Kit, Total
 from paddock import Action, State
-from paddock.errors import EnvironmentFailure, InvalidJSON, InvalidMessage, RequestError, SessionBusy, UnknownType
+from paddock.errors import (
+    EnvironmentFailure,
+    InvalidJSON,
+    InvalidMessage,
+    RequestError,
+    SessionBusy,
+    UnknownType,
+)
 from paddock.protocol import messages
 from paddock.protocol.messages import Wire
 from paddock.sessions.blueprint import Blueprint
@@ -60,19 +67,25 @@ def test_a_reset_passes_on_only_what_was_given() -> None:
     assert empty.data.given() == {}
 
 
-@pytest.mark.parametrize("name", ["given", "own_fields_set", "model_fields", "model_extra", "__dict__", "model_config"])
+@pytest.mark.parametrize(
+    "name", ["given", "own_fields_set", "model_fields", "model_extra", "__dict__", "model_config"]
+)
 def test_a_reset_argument_may_have_any_name(name: str) -> None:
     message: Any = WIRE.parse(json.dumps({"type": "reset", "data": {name: 1}}))
     assert messages.ResetArguments.given(message.data) == {name: 1}
     assert message.data.given() == {name: 1}
 
 
-@pytest.mark.parametrize("raw", ["", " ", "{", "nope", '{"type":', "\x00", "'a'", '{"type":"step","data":{"amount":1}'])
+@pytest.mark.parametrize(
+    "raw", ["", " ", "{", "nope", '{"type":', "\x00", "'a'", '{"type":"step","data":{"amount":1}']
+)
 def test_what_is_not_json_is_invalid_json(raw: str) -> None:
     assert isinstance(refusal(raw), InvalidJSON)
 
 
-@pytest.mark.parametrize("raw", ["{}", '{"type":null}', '{"type":"dance"}', '{"type":5}', '{"type":["step"]}', '{"type":{}}'])
+@pytest.mark.parametrize(
+    "raw", ["{}", '{"type":null}', '{"type":"dance"}', '{"type":5}', '{"type":["step"]}', '{"type":{}}']
+)
 def test_a_frame_without_a_known_type_is_unknown(raw: str) -> None:
     error = refusal(raw)
     assert isinstance(error, UnknownType)
@@ -176,8 +189,12 @@ def test_random_bytes_never_raise_anything_but_a_request_error(raw: bytes) -> No
 
 SCRAPS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(messages.KINDS),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["type", "data", "id", "seed", "amount", "session"]) | st.text(max_size=3), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "data", "id", "seed", "amount", "session"]) | st.text(max_size=3), inner
+        )
+    ),
     max_leaves=12,
 )
 
@@ -265,7 +282,9 @@ def test_a_wrong_tool_action_is_located_in_the_action(data: str, location: list[
 
 
 def test_a_batch_is_a_list_of_messages() -> None:
-    batch = WIRE.parse_batch('[{"type":"open","session":"a"},{"type":"step","session":"a","data":{"amount":1},"id":1}]')
+    batch = WIRE.parse_batch(
+        '[{"type":"open","session":"a"},{"type":"step","session":"a","data":{"amount":1},"id":1}]'
+    )
     assert [message.type for message in batch] == ["open", "step"]
 
 
@@ -290,7 +309,13 @@ def test_an_error_frame_tells_all_that_is_known() -> None:
     assert frame == {
         "type": "error",
         "id": 1,
-        "data": {"message": "wait", "code": "SESSION_ERROR", "kind": "busy", "hint": "a little", "waiting": 3},
+        "data": {
+            "message": "wait",
+            "code": "SESSION_ERROR",
+            "kind": "busy",
+            "hint": "a little",
+            "waiting": 3,
+        },
     }
 
 

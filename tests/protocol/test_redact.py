@@ -39,7 +39,13 @@ def test_a_secret_is_masked(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["amount must be above 0", "file not found: /data/input.csv", "KeyError: 'token'", "https://example.org/a:b", "x=1"],
+    [
+        "amount must be above 0",
+        "file not found: /data/input.csv",
+        "KeyError: 'token'",
+        "https://example.org/a:b",
+        "x=1",
+    ],
 )
 def test_plain_text_passes(text: str) -> None:
     assert redact(text) == text

@@ -4,13 +4,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 import uvicorn
-from environments import Watched
 
+from environments import Watched
 from paddock import create_app
 from paddock.config import Access, Limits, ServerConfig
 from paddock.server.run import DrainingServer, _loop_factory, bind, server_config
@@ -18,6 +18,24 @@ from paddock.server.run import DrainingServer, _loop_factory, bind, server_confi
 from .wire import Http, RawSocket, Socket, open_socket
 
 LIMITS = {"max_sessions": 4, "drain_grace": 1.0}
+
+
+class Prompt(uvicorn.Server):
+    """uvicorn that stops when it is told to, not at its next look at the flag."""
+
+    async def main_loop(self) -> None:
+        self.loop, self.told = asyncio.get_running_loop(), asyncio.Event()
+        await self.on_tick(0)
+        await self.told.wait()
+
+    def begin_to_stop(self) -> None:
+        self.should_exit = True
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.told.set)
+
+
+class PromptDraining(Prompt, DrainingServer):
+    """The same for `paddock serve`."""
 
 
 class Running:
@@ -33,16 +51,20 @@ class Running:
         self.url = f"http://127.0.0.1:{self.port}"
         self.clients = ExitStack()
         if kind == "fast":
-            self.server: uvicorn.Server = DrainingServer(server_config(self.app), self.service)
+            self.server: Prompt = PromptDraining(server_config(self.app), self.service)
         else:
             asgi = uvicorn.Config(
-                self.app, ws="websockets-sansio", ws_max_size=allowed.message_bytes, lifespan="on", log_config=None
+                self.app,
+                ws="websockets-sansio",
+                ws_max_size=allowed.message_bytes,
+                lifespan="on",
+                log_config=None,
             )
-            self.server = uvicorn.Server(asgi)
+            self.server = Prompt(asgi)
         self.factory = _loop_factory() if kind == "fast" else None
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
-        wait_until(lambda: self.server.started or not self.thread.is_alive())
+        wait_until(lambda: hasattr(self.server, "told") or not self.thread.is_alive())
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=self.factory) as runner:
@@ -74,12 +96,13 @@ class Running:
 
     def begin_to_stop(self) -> None:
         """What SIGTERM does."""
-        self.server.should_exit = True
+        self.server.begin_to_stop()
 
     def stop(self) -> None:
-        self.begin_to_stop()
         self.clients.close()
-        self.thread.join(20)
+        self.begin_to_stop()
+        self.thread.join(10)
+        self.listening.close()
         assert not self.thread.is_alive()
 
 
@@ -96,7 +119,9 @@ Serve = Callable[..., Running]
 def servers(kind: str, lives: list[Watched]) -> Iterator[Serve]:
     running: list[Running] = []
 
-    def serve(make: Any, *, mode: str = "simulation", access: Access | None = None, app: Any = None, **limits: Any) -> Running:
+    def serve(
+        make: Any, *, mode: str = "simulation", access: Access | None = None, app: Any = None, **limits: Any
+    ) -> Running:
         running.append(Running(make, kind, mode, access or Access(), app or {}, limits))
         return running[-1]
 
@@ -109,7 +134,7 @@ def servers(kind: str, lives: list[Watched]) -> Iterator[Serve]:
             life.release.set()
         for server in running:
             server.server.force_exit = True
-            server.thread.join(20)
+            server.thread.join(5)
     wait_until(lambda: all(life.closes for life in lives))
     assert [life.closes for life in lives] == [1] * len(lives)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
+
 from environments import (
     Add,
     Adder,
@@ -19,7 +21,6 @@ from environments import (
     Scripted,
     Watched,
 )
-
 from paddock.envs.counter import Counter
 
 from .conftest import Serve, wait_until
@@ -38,7 +39,11 @@ def test_an_episode(serve: Serve) -> None:
         "type": "observation",
         "data": {"observation": {"total": 0, "metadata": {}}, "reward": None, "done": False},
     }
-    assert ws.step(amount=3)["data"] == {"observation": {"total": 3, "metadata": {}}, "reward": 3.0, "done": False}
+    assert ws.step(amount=3)["data"] == {
+        "observation": {"total": 3, "metadata": {}},
+        "reward": 3.0,
+        "done": False,
+    }
     assert ws.step(amount=7)["data"]["done"] is True
     state = ws.ask({"type": "state"})
     assert state == {"type": "state", "data": {"episode_id": "mine", "step_count": 2, "total": 10}}
@@ -232,13 +237,22 @@ def test_a_20_mb_message_in_fragments_is_taken(serve: Serve) -> None:
     assert ws.answer()["data"]["observation"]["value"] == text
 
 
-def test_a_message_over_the_limit_ends_the_connection_with_1009(serve: Serve) -> None:
-    server = serve(Scripted, message_bytes=MIB)
+def test_a_message_over_the_limit_ends_the_connection_with_1009(serve_fast: Serve) -> None:
+    server = serve_fast(Scripted, message_bytes=MIB)
     ws = server.socket()
     assert ws.step(value="x" * (MIB - 1000))["type"] == "observation"
     ws.send(json.dumps({"type": "step", "data": {"value": "x" * (MIB + 1)}}))
     assert ws.end() == 1009
+
+
+def test_a_message_over_the_limit_is_not_carried_out(serve: Serve, lives: list[Watched]) -> None:
+    server = serve(Scripted, message_bytes=MIB)
+    ws = server.raw()
+    with suppress(ConnectionError):
+        ws.send(json.dumps({"type": "step", "data": {"value": "x" * 2 * MIB}}))
+    assert ws.close_code() in (1009, None)
     wait_until(lambda: server.health()["sessions"] == 0)
+    assert sum(life.steps for life in lives) == 0
 
 
 def test_fragments_over_the_limit_end_the_connection_with_1009(serve: Serve) -> None:

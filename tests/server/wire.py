@@ -96,7 +96,9 @@ class Socket:
 def open_socket(port: int, path: str = "/ws", **headers: str) -> Iterator[Socket]:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     url = f"ws://127.0.0.1:{port}{path}"
-    with connect(url, additional_headers=named, max_size=None, proxy=None, close_timeout=2, compression=None) as found:
+    with connect(
+        url, additional_headers=named, max_size=None, proxy=None, close_timeout=2, compression=None
+    ) as found:
         yield Socket(found)
 
 
@@ -107,7 +109,9 @@ class RawSocket:
         self.tcp = socket.create_connection(("127.0.0.1", port), timeout=10)
         self.tcp.sendall(
             f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n{headers}\r\n".encode("latin-1")
+            f"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n{headers}\r\n".encode(
+                "latin-1"
+            )
         )
         self.buffer = b""
         head = self._until(b"\r\n\r\n")

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from environments import Watched
 
+from environments import Watched
 from paddock.config import Limits
 from paddock.sessions.blueprint import Blueprint
 from paddock.sessions.dispatch import Dispatch
@@ -30,7 +30,6 @@ class House:
         self.clock.advance(seconds)
         self.manager.tick()
         await settled()
-
 
     async def drain(self, grace: float) -> None:
         """Drain while the clock moves along with real time."""

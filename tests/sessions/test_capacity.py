@@ -5,8 +5,8 @@ import time
 from typing import Any
 
 import pytest
-from environments import Adder, Alone, Watched, alive
 
+from environments import Adder, Alone, Watched, alive
 from paddock.errors import CapacityReached, ConcurrencyConfigurationError, QueueTimeout
 from paddock.protocol.episode import Reset, Step
 from paddock.sessions.blueprint import Blueprint

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 import pytest
-from environments import Add, Adder, AsyncScripted, InlineAdder, Script, Scripted, Watched
 
+from environments import Add, Adder, AsyncScripted, InlineAdder, Script, Scripted, Watched
 from paddock.errors import (
     CapacityReached,
     FactoryError,
@@ -358,7 +358,9 @@ async def test_cancelling_an_unknown_number_does_nothing(house: Any) -> None:
     assert (await one.ask(session, Step(Add(amount=1)))).total == 1
 
 
-async def test_a_step_that_swallows_its_cancellation_does_not_block_for_ever(house: Any, lives: list[Watched]) -> None:
+async def test_a_step_that_swallows_its_cancellation_does_not_block_for_ever(
+    house: Any, lives: list[Watched]
+) -> None:
     class Stubborn(AsyncScripted):
         async def step(self, action: Script) -> Any:
             self.noted()

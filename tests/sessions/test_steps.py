@@ -10,8 +10,8 @@ import time
 from typing import Any
 
 import pytest
-from environments import Add, Adder, AsyncKit, AsyncScripted, Did, InlineAdder, Kit, Script, Scripted, Watched
 
+from environments import Add, Adder, AsyncKit, AsyncScripted, Did, InlineAdder, Kit, Script, Scripted, Watched
 from paddock import Environment, Observation, State, ToolEnvironment, tool
 from paddock.errors import (
     EnvironmentFailure,
@@ -303,7 +303,15 @@ async def test_a_dict_will_do_for_an_observation(house: Any) -> None:
 async def test_reset_arguments_that_nobody_knows_are_passed_by(house: Any) -> None:
     one = house(Adder)
     session = await one.manager.open(Door.SOCKET)
-    arguments = {"seed": 3, "self": 1, "session_id": "x", "func": 2, "environment": 3, "arguments": 4, "sede": 5}
+    arguments = {
+        "seed": 3,
+        "self": 1,
+        "session_id": "x",
+        "func": 2,
+        "environment": 3,
+        "arguments": 4,
+        "sede": 5,
+    }
     assert (await one.ask(session, Reset(arguments))).total == 3
 
 
@@ -376,7 +384,9 @@ class Sluggish(InlineAdder):
         return super().step(action)
 
 
-async def test_a_slow_inline_step_is_moved_to_threads(house: Any, clock: Any, lives: list[Watched], caplog: Any) -> None:
+async def test_a_slow_inline_step_is_moved_to_threads(
+    house: Any, clock: Any, lives: list[Watched], caplog: Any
+) -> None:
     Sluggish.clock, Sluggish.seconds = clock, 0.02
     one = house(Sluggish)
     session = await one.manager.open(Door.SOCKET)

@@ -98,9 +98,7 @@ def on_call(changes: dict[str, Any], *, method: str | None = None, code: int | N
     def spoil(mangler: Mangler) -> None:
         def http(path: str, asked: Any, status: int, answer: Any) -> tuple[int, Any]:
             meant = method is not None and isinstance(asked, dict) and asked.get("method") == method
-            failed = (
-                code is not None and isinstance(answer, dict) and answer.get("error", {}).get("code") == code
-            )
+            failed = code is not None and isinstance(answer, dict) and answer.get("error", {}).get("code") == code
             return status, changed(answer, changes) if path == "/mcp" and (meant or failed) else answer
 
         mangler.http = http

@@ -34,9 +34,7 @@ NOUNS = {"warning": ("warning", "warnings"), "info": ("note", "notes")}
 WIDE_ENOUGH = 120
 
 
-@click.command(
-    "check", epilog="TARGET: echo | counter | pkg.mod:Class | path/to/file.py:Class | http://host:port"
-)
+@click.command("check", epilog="TARGET: echo | counter | pkg.mod:Class | path/to/file.py:Class | http://host:port")
 @click.argument("target")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds that one answer may take.")
 @click.option("--auth-token", help="Token of the server at the URL. Better: PADDOCK_AUTH_TOKEN.")
@@ -129,7 +127,5 @@ def print_table(results: list[Result]) -> None:
 
 
 def summary(target: str, counts: Counter[Outcome]) -> str:
-    told = [
-        f"{count} {NOUNS.get(kind, (kind, kind))[count > 1]}" for kind in MARKS if (count := counts[kind])
-    ]
+    told = [f"{count} {NOUNS.get(kind, (kind, kind))[count > 1]}" for kind in MARKS if (count := counts[kind])]
     return f"{target}: {', '.join(told)}"

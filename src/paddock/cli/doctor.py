@@ -99,9 +99,7 @@ def python() -> Finding:
     version = platform.python_version()
     if sys.version_info[:2] < OLDEST_PYTHON:
         return Finding("python", "problem", version, "Paddock needs Python 3.11 or later")
-    return Finding(
-        "python", "ok", f"{version} ({platform.python_implementation()}, {platform.platform(terse=True)})"
-    )
+    return Finding("python", "ok", f"{version} ({platform.python_implementation()}, {platform.platform(terse=True)})")
 
 
 def paddock() -> Finding:

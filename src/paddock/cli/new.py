@@ -60,9 +60,7 @@ class Project:
 
 @click.command("new", epilog="NAME: letters, digits, - and _, such as maze or word-game")
 @click.argument("name")
-@click.option(
-    "--tools", is_flag=True, help="An environment whose actions are tool calls, instead of typed actions."
-)
+@click.option("--tools", is_flag=True, help="An environment whose actions are tool calls, instead of typed actions.")
 @click.option("--dir", "parent", default=".", show_default=True, help="Where to put the project's folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was made as JSON.")
 def command(name: str, tools: bool, parent: str, as_json: bool) -> None:
@@ -88,9 +86,7 @@ def plan(name: str, parent: Path) -> Project:
         raise ConfigError(f"there is no folder {str(parent)!r}", hint="create it first, or leave --dir out")
     path = parent / name
     if path.exists() or path.is_symlink():
-        raise ConfigError(
-            f"{str(path)!r} exists already", hint="choose another name, or another folder with --dir"
-        )
+        raise ConfigError(f"{str(path)!r} exists already", hint="choose another name, or another folder with --dir")
     return Project(name, package, class_name(package), path)
 
 

@@ -17,10 +17,30 @@ from paddock.errors import ConfigError
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, help="Port to listen on; 0 takes any free one.")
 @click.option("--max-sessions", type=int, help="Sessions at once. Default: 100, or 1 if the class allows only one.")
-@click.option("--session-timeout", default=1800.0, show_default=True, help="Seconds an unused session is kept; 0: for ever.")
-@click.option("--queue-timeout", default=0.0, show_default=True, help="Seconds a newcomer waits when full; 0 refuses at once.")
-@click.option("--resume-window", default=60.0, show_default=True, help="Seconds the session of a dropped socket is kept.")
-@click.option("--step-timeout", default=300.0, show_default=True, help="Seconds a reset, step or tool call may take; 0: any.")
+@click.option(
+    "--session-timeout",
+    default=1800.0,
+    show_default=True,
+    help="Seconds an unused session is kept; 0: for ever.",
+)
+@click.option(
+    "--queue-timeout",
+    default=0.0,
+    show_default=True,
+    help="Seconds a newcomer waits when full; 0 refuses at once.",
+)
+@click.option(
+    "--resume-window",
+    default=60.0,
+    show_default=True,
+    help="Seconds the session of a dropped socket is kept.",
+)
+@click.option(
+    "--step-timeout",
+    default=300.0,
+    show_default=True,
+    help="Seconds a reset, step or tool call may take; 0: any.",
+)
 @click.option("--drain-grace", default=10.0, show_default=True, help="Seconds running steps get after SIGTERM.")
 @click.option("--max-message-mb", default=100, show_default=True, help="Largest message, in MiB.")
 @click.option("--threads", default=64, show_default=True, help="Threads for environments that are not async.")

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from paddock.client.policy import Reconnect, Timeouts
-from paddock.client.transports import Transport
 from paddock.config import read_variables
 from paddock.errors import ConfigError, InvalidMessage, ServerError, ToolFailure
 from paddock.protocol.codec import model_fields
 from paddock.types import StepResult, ToolInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paddock.client.transports import Transport
 
 ObservationT = TypeVar("ObservationT")
 KNOWN_TO_ALL = frozenset(("seed", "episode_id"))
@@ -54,7 +57,7 @@ class Client(Generic[ObservationT]):
         self._reset_observation: Any = observation
         self._state: Any = state
         self._calls = itertools.count(1)
-        self._reset_arguments: frozenset[str] | None | bool = False
+        self._reset_arguments: frozenset[str] | bool | None = False
         if not isinstance(target, str):
             self._transport = self._in_memory(target)
             return

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from paddock.client.client import Client
-from paddock.types import StepResult, ToolInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paddock.types import StepResult, ToolInfo
 
 ObservationT = TypeVar("ObservationT")
 

@@ -8,8 +8,7 @@ result list: one failing session never hurts the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
 import orjson
@@ -29,6 +28,9 @@ from paddock.errors import (
 )
 from paddock.protocol.codec import encode, model_fields
 from paddock.types import StepResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 Result = StepResult[Any] | PaddockError
 OPEN_BATCH = 200
@@ -122,6 +124,11 @@ class Trunk:
     def send(self, messages: list[dict[str, Any]]) -> None:
         if messages and self._link is not None and not self._link.is_lost:
             self._link.send(encode(messages))
+
+    def drop(self) -> None:
+        """Cut the connection as a broken network would, to see what happens then."""
+        if self._link is not None:
+            self._link.abort()
 
     async def close(self) -> None:
         self._closed = True
@@ -249,7 +256,9 @@ class VectorClient:
         if seeds is not None and len(seeds) != self.sessions:
             raise ClientError(f"{len(seeds)} seeds for {self.sessions} sessions", hint="give one seed per session")
         own = [{"seed": seed} for seed in seeds] if seeds is not None else [{}] * self.sessions
-        return await self._ask_all({i: {"type": "reset", "data": {**arguments, **own[i]}} for i in range(self.sessions)})
+        return await self._ask_all(
+            {i: {"type": "reset", "data": {**arguments, **own[i]}} for i in range(self.sessions)}
+        )
 
     async def step_all(self, actions: Sequence[Any]) -> list[Result]:
         """One step in every session, in the order of the sessions."""

@@ -102,5 +102,8 @@ def failure(error: PaddockError, id: RequestId = None) -> dict[str, Any]:
     if isinstance(error, RpcError):
         number, details, id = error.number, error.details, id if id is not None else error.id
     else:
-        number, details = error.rpc_code, {**error.data, **({"hint": error.hint} if error.hint else {})} or None
+        number, details = (
+            error.rpc_code,
+            {**error.data, **({"hint": error.hint} if error.hint else {})} or None,
+        )
     return {"jsonrpc": "2.0", "id": id, "error": {"code": number, "message": error.message, "data": details}}

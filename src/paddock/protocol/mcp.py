@@ -159,5 +159,8 @@ def discovery(server: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
         "supportedVersions": list(versions),
         "capabilities": {"tools": {"listChanged": False}},
         "serverInfo": server,
-        "_meta": {"io.modelcontextprotocol/serverInfo": server, "paddock/statelessVersion": STATELESS_VERSION},
+        "_meta": {
+            "io.modelcontextprotocol/serverInfo": server,
+            "paddock/statelessVersion": STATELESS_VERSION,
+        },
     }

@@ -40,7 +40,7 @@ class Envelope(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: int | None = None
-    """Number of the request, rising by one. The reply carries it, and a repeated one is not executed again."""
+    """Number of the request, rising. The reply carries it, and a repeated one is not executed again."""
     timeout_s: float | None = Field(default=None, gt=0)
     """Deadline for this request alone."""
     session: str | None = None
@@ -95,13 +95,11 @@ class Wire:
     """Reads the frames that clients of one environment send."""
 
     def __init__(self, action_type: Any) -> None:
-        step = StepMessage[action_type]  # type: ignore[valid-type]
+        step = StepMessage[action_type]
         tagged = Discriminator("type")
         single = ResetMessage | step | StateMessage | McpMessage | CloseMessage | CancelMessage
         single_adapter: TypeAdapter[Single] = TypeAdapter(Annotated[single, tagged])
-        batch_adapter: TypeAdapter[list[Message]] = TypeAdapter(
-            list[Annotated[single | OpenMessage, tagged]]  # type: ignore[valid-type]
-        )
+        batch_adapter: TypeAdapter[list[Message]] = TypeAdapter(list[Annotated[single | OpenMessage, tagged]])
         self._read_single = single_adapter.validator.validate_json
         self._read_batch = batch_adapter.validator.validate_json
         self._read_action = TypeAdapter(action_type).validator.validate_python

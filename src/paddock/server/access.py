@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from paddock.config import Access
 from paddock.errors import Forbidden, Unauthorized
+
+if TYPE_CHECKING:
+    from paddock.config import Access
 
 Header = Callable[[str], str | None]
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -39,7 +42,8 @@ def check_browser(access: Access, header: Header) -> None:
     host = _host_name(header("host") or "")
     if access.token is None and host and not is_loopback(host) and host not in access.hosts:
         raise Forbidden(
-            f"this server does not answer for the host {host!r}", hint="name it with --allow-host if it is yours"
+            f"this server does not answer for the host {host!r}",
+            hint="name it with --allow-host if it is yours",
         )
     origin = header("origin")
     if origin is None or origin in access.origins:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.applications import Starlette
@@ -26,6 +25,9 @@ from paddock.server.service import Service
 from paddock.server.sockets import serve_socket
 from paddock.sessions.blueprint import Blueprint
 from paddock.telemetry.metrics import merge_texts, prometheus
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
 
 DEFAULT_SESSIONS = 100
 OPEN_PATHS = ("/health",)
@@ -66,7 +68,11 @@ def create_app(
         service,
         routes=routes(service),
         lifespan=partial(_lifespan, service),
-        exception_handlers={HTTPException: _http_error, ClientDisconnect: _client_left, Exception: _server_error},
+        exception_handlers={
+            HTTPException: _http_error,
+            ClientDisconnect: _client_left,
+            Exception: _server_error,
+        },
     )
     app.add_middleware(Gate, service=service)
     app.state.service = service

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import socket
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,8 @@ from paddock.server.sockets import converse
 from paddock.server.ws import SESSION_HEADER, VERSION_HEADER, Hello
 
 if TYPE_CHECKING:
+    import socket
+
     from picows import WSFrame, WSTransport
 
     from paddock.server.service import Service
@@ -43,7 +44,7 @@ quiet = logging.getLogger("paddock.picows")
 quiet.setLevel(logging.CRITICAL)
 
 
-class FastSocket(WSListener):  # type: ignore[misc]
+class FastSocket(WSListener):
     """One connection: assembles frames into messages, keeps it alive, applies back-pressure."""
 
     def __init__(self, service: Service, hello: Hello) -> None:
@@ -83,10 +84,13 @@ class FastSocket(WSListener):  # type: ignore[misc]
         self._heard = True
         kind = frame.msg_type
         try:
-            if kind == TEXT and frame.fin and not self._parts:
-                self.conversation.receive(frame.get_payload_as_bytes())
-            elif kind == CLOSE:
+            if kind == CLOSE:
                 self._goodbye(frame)
+            elif transport.is_close_frame_sent:
+                # picows goes on reading after a close, also what it has just refused as too big.
+                return
+            elif kind == TEXT and frame.fin and not self._parts:
+                self.conversation.receive(frame.get_payload_as_bytes())
             elif kind != PONG:
                 self._assemble(kind, frame)
         except Exception:

@@ -16,7 +16,14 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from paddock.errors import CapacityReached, InvalidMessage, MessageTooBig, NotSupported, PaddockError, ServerDraining
+from paddock.errors import (
+    CapacityReached,
+    InvalidMessage,
+    MessageTooBig,
+    NotSupported,
+    PaddockError,
+    ServerDraining,
+)
 from paddock.protocol.codec import encode, model_fields, observation_body
 from paddock.protocol.episode import GetState, Reset, Step
 from paddock.protocol.messages import ResetArguments, error_list
@@ -120,7 +127,13 @@ def _not_json(raw: bytes, error: ValueError) -> dict[str, Any]:
     except (ValueError, RecursionError):
         pass
     loc = ["body", position]
-    return {"type": "json_invalid", "loc": loc, "msg": "JSON decode error", "input": {}, "ctx": {"error": reason}}
+    return {
+        "type": "json_invalid",
+        "loc": loc,
+        "msg": "JSON decode error",
+        "input": {},
+        "ctx": {"error": reason},
+    }
 
 
 # -- writing ------------------------------------------------------------------------------------------
@@ -184,7 +197,7 @@ class Episodes:
 
     @asynccontextmanager
     async def _episode(self, request: Request, *, begins: bool = False) -> AsyncIterator[Session]:
-        """The session that a request goes on in, a new one if it begins an episode, or one for this call alone."""
+        """The session a request goes on in, a new one if it begins an episode, or one for this call alone."""
         manager = self.service.manager
         token = session_token(request)
         if token is not None:

@@ -18,7 +18,7 @@ from paddock.protocol import jsonrpc, mcp
 from paddock.protocol.codec import encode
 from paddock.protocol.jsonrpc import Call, RpcError
 from paddock.server.http import read_body
-from paddock.server.rpc import respond
+from paddock.server.rpc import Left, respond
 from paddock.sessions.session import Door, Session
 
 if TYPE_CHECKING:
@@ -40,9 +40,16 @@ class HttpCaller:
         self.speaks_mcp = token is not None
         self._receive = receive
 
-    async def left(self) -> None:
+    @property
+    def left(self) -> Left:
+        return self._wait_for_disconnect
+
+    async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+    def owns(self, token: str) -> bool:
+        return False
 
     def known_session(self, params: dict[str, Any]) -> Session | None:
         named = params.get("session_id") or self.token
@@ -134,7 +141,7 @@ class McpEndpoint:
         await _reply(send, 204, None)
 
     async def _stream(self, token: str, receive: Any, send: Any) -> None:
-        """Nothing is pushed over it yet: it tells us that the client lives, and tells it when the session ends."""
+        """Nothing is pushed over it: it tells us that the client lives, and tells it when the session ends."""
         try:
             session = self.service.manager.find(token)
         except SessionNotFound as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import PaddockError
@@ -14,6 +13,8 @@ from paddock.server.ws import CLOSE_CODES, GOING_AWAY, INVALID_TEXT, NORMAL, RES
 from paddock.sessions.session import Door, Session
 
 if TYPE_CHECKING:
+    import asyncio
+
     from paddock.server.service import Service
 
 

@@ -37,7 +37,10 @@ def describe(blueprint: Blueprint, *, simulation: bool) -> dict[str, Any]:
         }
         action = {
             "type": "object",
-            "properties": {"action": schemas["action"], "timeout_s": {"type": "number", "exclusiveMinimum": 0}},
+            "properties": {
+                "action": schemas["action"],
+                "timeout_s": {"type": "number", "exclusiveMinimum": 0},
+            },
             "required": ["action"],
         }
         paths["/reset"] = _post("Begin an episode. The answer names its session.", outcome, arguments, required=False)

@@ -15,10 +15,10 @@ from paddock.protocol import jsonrpc, mcp
 from paddock.protocol.episode import CallTool, ListTools
 from paddock.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Call, RpcError
 from paddock.sessions.dispatch import tools_of
-from paddock.sessions.session import Session
 
 if TYPE_CHECKING:
     from paddock.server.service import Service
+    from paddock.sessions.session import Session
 
 Left = Callable[[], Awaitable[None]]
 
@@ -28,8 +28,14 @@ class Caller(Protocol):
 
     speaks_mcp: bool
     """Whether it follows the MCP spec, where a failing tool is a result and not a JSON-RPC error."""
-    left: Left | None
-    """Returns when the caller has gone away, if that can be noticed."""
+
+    @property
+    def left(self) -> Left | None:
+        """Something that returns when the caller has gone away, if that can be noticed."""
+
+    def owns(self, token: str) -> bool:
+        """Whether the call came through the socket of this very session."""
+        ...
 
     def session(self, params: dict[str, Any]) -> AbstractAsyncContextManager[Session]: ...
     def known_session(self, params: dict[str, Any]) -> Session | None: ...
@@ -40,11 +46,14 @@ class Caller(Protocol):
 class SocketCaller:
     """A call inside a socket acts in that socket's own session, whatever id it names."""
 
-    left = None
+    left: Left | None = None
 
     def __init__(self, session: Session, *, speaks_mcp: bool = False) -> None:
         self.own = session
         self.speaks_mcp = speaks_mcp
+
+    def owns(self, token: str) -> bool:
+        return token == self.own.id
 
     def session(self, params: dict[str, Any]) -> AbstractAsyncContextManager[Session]:
         return nullcontext(self.own)
@@ -131,7 +140,7 @@ async def _close_session(service: Service, caller: Caller, call: Call) -> dict[s
     token = call.params.get("session_id")
     if not token:
         raise RpcError(INVALID_PARAMS, "Invalid params - 'session_id' is required")
-    if isinstance(caller, SocketCaller) and token == caller.own.id:
+    if caller.owns(str(token)):
         raise RpcError(INVALID_REQUEST, "Cannot close active WebSocket-managed session via MCP method")
     session = service.manager.find(str(token))
     if session.attachment is not None:

@@ -8,19 +8,22 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from paddock.config import ServerConfig
 from paddock.errors import ConfigError
 from paddock.server.access import is_loopback
 from paddock.server.app import create_app
 from paddock.server.fast import UpgradeRouter, adopt
-from paddock.server.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from paddock.config import ServerConfig
+    from paddock.server.service import Service
 
 logger = logging.getLogger("paddock.server")
 BACKLOG = 4096
@@ -111,7 +114,7 @@ def server_config(app: Any) -> uvicorn.Config:
         backlog=BACKLOG,
     )
     config.load()
-    config.ws_protocol_class = type("Upgrades", (UpgradeRouter,), {"service": service})  # type: ignore[assignment]
+    config.ws_protocol_class = type("Upgrades", (UpgradeRouter,), {"service": service})
     return config
 
 
@@ -127,7 +130,8 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --port, or 0 for any free one"
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint="choose another --port, or 0 for any free one",
         ) from error
     listening.listen(BACKLOG)
     listening.set_inheritable(True)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paddock.errors import PaddockError
 from paddock.sessions.dispatch import Dispatch
 from paddock.sessions.manager import SessionManager
-from paddock.types import EnvironmentMetadata
 
 if TYPE_CHECKING:
     from paddock.config import ServerConfig
     from paddock.server.workers import Colleagues
     from paddock.sessions.blueprint import Blueprint
+    from paddock.types import EnvironmentMetadata
 
 logger = logging.getLogger("paddock.server")
 TICK = 0.1
@@ -80,13 +80,11 @@ class Service:
         if self._metadata is None:
             manager = self.manager
             async with manager.borrow() as session:
-                self._metadata = await manager.threads.call(
-                    lambda: self.blueprint.metadata_of(session.environment)
-                )
+                self._metadata = await manager.threads.call(lambda: self.blueprint.metadata_of(session.environment))
         return self._metadata
 
     async def can_build(self) -> bool:
-        """Whether environments can be built; tried once if no session has shown it yet, or the last failed."""
+        """Whether environments can be built; tried if no session has shown it yet, or the last one failed."""
         manager = self.manager
         if not manager.builds_ok and not manager.statistics().sessions:
             try:

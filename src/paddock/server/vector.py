@@ -145,7 +145,9 @@ class VectorConversation:
                 number, key = known.get("id"), known.get("session")
                 self.queue(
                     messages.write_error(
-                        error, number if isinstance(number, int) else None, key if isinstance(key, str) else None
+                        error,
+                        number if isinstance(number, int) else None,
+                        key if isinstance(key, str) else None,
                     )
                 )
             else:

@@ -19,7 +19,6 @@ import struct
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,8 @@ from paddock.server.http import SESSION_COOKIE, SESSION_HEADER, read_body
 from paddock.server.run import bind, run, url_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from paddock.server.access import Header
     from paddock.server.service import Service
 

@@ -8,23 +8,28 @@ stays.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs
 
-from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, SessionTaken
-from paddock.protocol import messages
+from pydantic_core import from_json
+
+from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, SessionTaken, StepCancelled
+from paddock.protocol import jsonrpc, messages
 from paddock.protocol.episode import GetState, Reset, Step
-from paddock.protocol.messages import CancelMessage, McpMessage
+from paddock.protocol.messages import CancelMessage, CloseMessage, McpMessage, Single
 from paddock.protocol.resume import Verdict
 from paddock.server.rpc import SocketCaller, answer
 from paddock.sessions.session import Door, Session, Work
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paddock.server.service import Service
 
 MOST_EARLY_FRAMES = 64
+MOST_BEHIND = 256
 NORMAL, GOING_AWAY, INVALID_TEXT, POLICY, RESTART, TRY_LATER = 1000, 1001, 1007, 1008, 1012, 1013
 CLOSE_CODES = {"CAPACITY_REACHED": TRY_LATER, "SERVER_DRAINING": RESTART}
 
@@ -49,19 +54,18 @@ class Hello:
     session_id: str | None = None
     """`?session_id=`: attach to a session made by `openenv/session/create`."""
     resume: str | None = None
-    """`Session-Resume: new` asks for a session that survives a drop, `Session-Resume: TOKEN` returns to it."""
+    """`Session-Resume: new` asks for a session that survives a drop, `Session-Resume: TOKEN` returns."""
     queue_timeout: float | None = None
     vector: bool = False
 
     @classmethod
     def read(cls, path: str, query: str, header: Callable[[str], str | None]) -> Hello:
         asked = parse_qs(query, keep_blank_values=True)
-        wait = header(QUEUE_HEADER)
         return cls(
             path=path,
             session_id=(asked.get("session_id") or [""])[0] or None,
             resume=header(RESUME_HEADER),
-            queue_timeout=max(0.0, float(wait)) if wait and wait.replace(".", "", 1).isdigit() else None,
+            queue_timeout=_seconds(header(QUEUE_HEADER)),
             vector="vector" in asked,
         )
 
@@ -78,6 +82,8 @@ class Conversation:
         self._parse = service.blueprint.wire.parse
         self._submit = service.dispatch.submit
         self._early: list[bytes] = []
+        self._answering = False
+        self._backlog: deque[Single | PaddockError] = deque()
         self._opening: asyncio.Task[None] | None = None
         self._over = False
 
@@ -95,31 +101,34 @@ class Conversation:
 
     def receive(self, raw: bytes) -> None:
         """A text frame arrived."""
-        session = self.session
-        if session is None:
+        if self.session is None:
             self._receive_early(raw)
             return
+        message: Single | PaddockError
         try:
             message = self._parse(raw)
         except PaddockError as error:
-            self._refuse_frame(raw, error)
-            return
-        number = message.id
-        if number is not None and not is_new(session, number, self.socket.send):
-            return
-        request = request_in(message)
-        if request is None:
-            self._receive_other(session, message)
+            if isinstance(error, InvalidJSON) and not is_utf8(raw):
+                self.socket.close(INVALID_TEXT, "invalid UTF-8")
+                return
+            error.data["id"] = number_in(raw)
+            message = error
+        if self._answering or self._backlog:
+            self._receive_behind(message)
         else:
-            self._submit(session, request, answer_over_socket, number=number, timeout=message.timeout_s)
+            self._handle(message)
 
     def receive_binary(self) -> None:
         error = InvalidMessage("Invalid message", hint="send JSON in a text frame, not a binary one", errors=[])
-        self.socket.send(messages.write_error(error))
+        if self._answering or self._backlog:
+            self._receive_behind(error)
+        else:
+            self._handle(error)
 
     def lost(self, *, clean: bool) -> None:
         """The socket is gone; `clean` if the client said goodbye."""
         self._over = True
+        self._backlog.clear()
         if self._opening is not None:
             self._opening.cancel()
         session, self.session = self.session, None
@@ -177,7 +186,10 @@ class Conversation:
             manager.metrics.sessions_resumed += 1
             return session
         session = await manager.open(
-            Door.SOCKET, token=self.token, wait=hello.queue_timeout, moved=self._queued if hello.resume else None
+            Door.SOCKET,
+            token=self.token,
+            wait=hello.queue_timeout,
+            moved=self._queued if hello.resume else None,
         )
         session.resumable = hello.resume is not None
         if self._over:
@@ -211,13 +223,67 @@ class Conversation:
             return
         self._early.append(raw)
 
-    def _receive_other(self, session: Session, message: Any) -> None:
-        if isinstance(message, McpMessage):
+    def _handle(self, message: Single | PaddockError) -> None:
+        """Carry out one message. Answers leave in the order of the requests, whatever they are."""
+        session = self.session
+        if session is None:
+            return
+        if isinstance(message, PaddockError):
+            number = message.data.pop("id", None)
+            self.socket.send(messages.write_error(message, number))
+            return
+        number = message.id
+        if number is not None and not is_new(session, number, self.socket.send):
+            return
+        request = request_in(message)
+        if request is not None:
+            self._answering = True
+            self._submit(session, request, self._answered, number=number, timeout=message.timeout_s)
+        elif isinstance(message, McpMessage):
+            self._answering = True
             self.service.spawn(self._answer_mcp(session, message))
         elif isinstance(message, CancelMessage):
             session.cancel(message.data)
         else:
             self._close(session)
+
+    def _answered(self, work: Work, answer: Any) -> None:
+        """Keep the answer if the request was numbered, and send it to whoever is attached by now."""
+        self._deliver(work.session, work.number, write_answer(work, answer))
+
+    def _deliver(self, session: Session, number: int | None, frame: bytes) -> None:
+        if number is not None:
+            session.ledger.record(number, frame)
+        session.send(frame)
+        self._answering = False
+        if self._backlog:
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _receive_behind(self, message: Single | PaddockError) -> None:
+        """A message that came before the last one was answered. Only leaving and giving up do not wait."""
+        session = self.session
+        if session is None:
+            return
+        if isinstance(message, CloseMessage):
+            self._close(session)
+        elif isinstance(message, CancelMessage):
+            self._cancel(session, message.data)
+        elif len(self._backlog) >= MOST_BEHIND:
+            self.socket.close(POLICY, "too many requests without waiting for an answer")
+        else:
+            self._backlog.append(message)
+
+    def _go_on(self) -> None:
+        while self._backlog and not self._answering:
+            self._handle(self._backlog.popleft())
+
+    def _cancel(self, session: Session, number: int) -> None:
+        waiting = next((m for m in self._backlog if not isinstance(m, PaddockError) and m.id == number), None)
+        if waiting is None:
+            session.cancel(number)
+            return
+        self._backlog.remove(waiting)
+        self.socket.send(messages.write_error(StepCancelled("cancelled before it began"), number))
 
     def _close(self, session: Session) -> None:
         """The client said `close`: an own session ends at once, an attached one stays."""
@@ -226,18 +292,11 @@ class Conversation:
 
     async def _answer_mcp(self, session: Session, message: McpMessage) -> None:
         response = await answer(self.service, SocketCaller(session), message.data)
-        if response is None:
-            return
-        frame = messages.write_mcp(response, message.id)
-        if message.id is not None:
-            session.ledger.record(message.id, frame)
-        session.send(frame)
-
-    def _refuse_frame(self, raw: bytes, error: PaddockError) -> None:
-        if isinstance(error, InvalidJSON) and not is_utf8(raw):
-            self.socket.close(INVALID_TEXT, "invalid UTF-8")
-            return
-        self.socket.send(messages.write_error(error))
+        if response is not None:
+            self._deliver(session, message.id, _write_mcp(response, message.id))
+        else:
+            self._answering = False
+            self._go_on()
 
 
 def request_in(message: Any) -> Step | Reset | GetState | None:
@@ -248,6 +307,15 @@ def request_in(message: Any) -> Step | Reset | GetState | None:
     if kind == "reset":
         return Reset(message.data.given())
     return GetState() if kind == "state" else None
+
+
+def number_in(raw: bytes | str) -> int | None:
+    """The number of a request that is otherwise wrong, so that its error can carry it."""
+    try:
+        number = from_json(raw).get("id")
+    except (ValueError, AttributeError):
+        return None
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 
 def is_new(session: Session, number: int, send: Callable[[bytes], None], key: str | None = None) -> bool:
@@ -263,15 +331,6 @@ def is_new(session: Session, number: int, send: Callable[[bytes], None], key: st
     return verdict is Verdict.EXECUTE
 
 
-def answer_over_socket(work: Work, answer: Any) -> None:
-    """Write an answer as a frame, keep it if the request was numbered, send it to whoever is attached now."""
-    session, number = work.session, work.number
-    frame = write_answer(work, answer)
-    if number is not None:
-        session.ledger.record(number, frame)
-    session.send(frame)
-
-
 def write_answer(work: Work, answer: Any, key: str | None = None) -> bytes:
     try:
         if isinstance(answer, PaddockError):
@@ -281,6 +340,22 @@ def write_answer(work: Work, answer: Any, key: str | None = None) -> bytes:
         return messages.write_observation(answer, work.number, key)
     except PaddockError as error:
         return messages.write_error(error, work.number, key)
+
+
+def _write_mcp(response: dict[str, Any], number: int | None) -> bytes:
+    try:
+        return messages.write_mcp(response, number)
+    except PaddockError as error:
+        return messages.write_mcp(jsonrpc.failure(error, response.get("id")), number)
+
+
+def _seconds(text: str | None) -> float | None:
+    """A wish in seconds; what is no number is no wish."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 <= value < float("inf") else None
 
 
 def is_utf8(raw: bytes | str) -> bool:

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Discriminator, Tag, TypeAdapter
 
 from paddock.env import ToolEnvironment
 from paddock.errors import ConcurrencyConfigurationError, ConfigError, NotSupported
 from paddock.protocol.messages import Wire
-from paddock.tools import ToolSpec
 from paddock.types import Action, CallToolAction, EnvironmentMetadata, ListToolsAction, Observation, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paddock.tools import ToolSpec
 
 logger = logging.getLogger("paddock.sessions")
 
@@ -78,7 +81,9 @@ class Method:
         if habit or seconds >= BEYOND_EXCUSE:
             self.where = Where.THREAD
             logger.warning(
-                "%s() is declared inline but took %.0f ms: it runs on threads from now on", self.name, seconds * 1e3
+                "%s() is declared inline but took %.0f ms: it runs on threads from now on",
+                self.name,
+                seconds * 1e3,
             )
 
 
@@ -109,7 +114,9 @@ class Blueprint:
         self.observation_type = (
             observation_type or getattr(cls, "observation_type", None) or written[1] or Observation
         )
-        self.state_type = state_type or _annotated_state(cls) or getattr(cls, "state_type", None) or written[2] or State
+        self.state_type = (
+            state_type or _annotated_state(cls) or getattr(cls, "state_type", None) or written[2] or State
+        )
         self.reset_observation_type = (
             reset_observation_type or getattr(cls, "reset_observation_type", None) or self.observation_type
         )
@@ -325,9 +332,7 @@ def _routed(listing: Any, calling: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
         return "list_tools" if kind == "list_tools" else "call_tool"
 
-    return Annotated[
-        Annotated[listing, Tag("list_tools")] | Annotated[calling, Tag("call_tool")], Discriminator(tag)
-    ]
+    return Annotated[Annotated[listing, Tag("list_tools")] | Annotated[calling, Tag("call_tool")], Discriminator(tag)]
 
 
 def _schema(kind: Any, mode: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import inspect
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,8 @@ from paddock.sessions.slots import Count, LocalCount, Slots
 from paddock.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
     from paddock.config import Limits
 
 logger = logging.getLogger("paddock.sessions")
@@ -95,7 +96,7 @@ class SessionManager:
         Waits up to `wait` seconds for one (None: as the server is set up); `moved` hears the place in
         the queue. Raises CapacityReached, QueueTimeout, ServerDraining or FactoryError.
         """
-        if self.draining:
+        if self.is_draining():
             raise ServerDraining("the server is shutting down", hint="connect to another one, or again later")
         await self._take_slot(self.limits.queue_timeout if wait is None else wait, moved)
         threads = self.threads_for_session()
@@ -104,7 +105,7 @@ class SessionManager:
         self._sessions[session.token] = session
         self.metrics.sessions_opened += 1
         logger.info("session %s opened (%s)", session.id, door.value)
-        if self.draining:
+        if self.is_draining():
             session.close("the server is shutting down")
             raise ServerDraining("the server is shutting down")
         return session
@@ -128,11 +129,15 @@ class SessionManager:
             self._borrowed.discard(session)
             session.close("it was for one call")
 
+    def is_draining(self) -> bool:
+        return self.draining
+
     def find(self, token: str) -> Session:
         session = self._sessions.get(token)
         if session is None:
             raise SessionNotFound(
-                f"Unknown session_id: {token}", hint="it was closed, or was left unused too long; open a new one"
+                f"Unknown session_id: {token}",
+                hint="it was closed, or was left unused too long; open a new one",
             )
         return session
 

@@ -12,12 +12,14 @@ import inspect
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paddock.errors import EnvironmentFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OVERSTAY = 1.0
 

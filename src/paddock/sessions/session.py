@@ -12,12 +12,18 @@ import inspect
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paddock.errors import EnvironmentFailure, PaddockError, SessionBusy, SessionClosed, StepCancelled, StepTimeout
+from paddock.errors import (
+    EnvironmentFailure,
+    PaddockError,
+    SessionBusy,
+    SessionClosed,
+    StepCancelled,
+    StepTimeout,
+)
 from paddock.protocol.episode import Episode, Phase
 from paddock.protocol.redact import redact
 from paddock.protocol.resume import ReplyLedger
@@ -25,6 +31,8 @@ from paddock.sessions.blueprint import SLOW_CALL, Method, Where
 from paddock.sessions.runner import Job, Threads, awaited
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paddock.protocol.episode import Request
     from paddock.sessions.manager import SessionManager
 

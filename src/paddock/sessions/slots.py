@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paddock.errors import PaddockError, QueueTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Count(Protocol):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
 
@@ -54,14 +56,34 @@ def prometheus(metrics: Metrics, statistics: Any, worker: int = 0) -> str:
         lines.extend(f"paddock_{name}{{{labels}}} {value:g}" for labels, value in samples)
 
     family("sessions", "gauge", "Sessions open now.", [(label, statistics.sessions)])
-    family("sessions_capacity", "gauge", "Sessions allowed at once, all workers together.", [(label, statistics.capacity)])
+    family(
+        "sessions_capacity",
+        "gauge",
+        "Sessions allowed at once, all workers together.",
+        [(label, statistics.capacity)],
+    )
     family("sessions_waiting", "gauge", "Newcomers waiting for a slot.", [(label, statistics.waiting)])
     family("calls_running", "gauge", "Environment calls under way.", [(label, statistics.running)])
-    family("calls_hung", "gauge", "Environment calls past their deadline that still hold a thread.", [(label, statistics.hung)])
+    family(
+        "calls_hung",
+        "gauge",
+        "Environment calls past their deadline that still hold a thread.",
+        [(label, statistics.hung)],
+    )
     family("threads", "gauge", "Threads that run environments.", [(label, statistics.threads)])
     family("sessions_opened_total", "counter", "Sessions opened.", [(label, metrics.sessions_opened)])
-    family("sessions_refused_total", "counter", "Newcomers refused for lack of a slot.", [(label, metrics.sessions_refused)])
-    family("sessions_resumed_total", "counter", "Sessions taken up again after a dropped socket.", [(label, metrics.sessions_resumed)])
+    family(
+        "sessions_refused_total",
+        "counter",
+        "Newcomers refused for lack of a slot.",
+        [(label, metrics.sessions_refused)],
+    )
+    family(
+        "sessions_resumed_total",
+        "counter",
+        "Sessions taken up again after a dropped socket.",
+        [(label, metrics.sessions_resumed)],
+    )
     family(
         "sessions_closed_total", "counter", "Sessions closed, by reason.",
         [(f'{label},reason="{reason}"', number) for reason, number in metrics.sessions_closed.items()],
@@ -70,9 +92,7 @@ def prometheus(metrics: Metrics, statistics: Any, worker: int = 0) -> str:
         "errors_total", "counter", "Environment calls that failed, by code.",
         [(f'{label},code="{code}"', number) for code, number in metrics.errors.items()],
     )  # fmt: skip
-    lines.extend(
-        ("# HELP paddock_call_seconds Time of environment calls.", "# TYPE paddock_call_seconds histogram")
-    )
+    lines.extend(("# HELP paddock_call_seconds Time of environment calls.", "# TYPE paddock_call_seconds histogram"))
     for method, histogram in metrics.calls.items():
         lines.extend(_histogram_lines(f'{label},method="{method}"', histogram))
     return "\n".join(lines) + "\n"

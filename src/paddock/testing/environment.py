@@ -224,9 +224,7 @@ async def reset_begins_a_new_episode(trial: Trial) -> None:
         raise Doubtful(f"reset(episode_id='second') left the episode_id at {state['episode_id']!r}")
 
 
-@check(
-    "write a docstring under each @tool method: it is all that an agent knows of it", needs=[it_can_be_built]
-)
+@check("write a docstring under each @tool method: it is all that an agent knows of it", needs=[it_can_be_built])
 async def tools_have_descriptions(trial: Trial) -> None:
     bare = [tool.name for tool in await trial.tools() if not tool.description.strip()]
     if bare:
@@ -269,9 +267,7 @@ async def close_works_before_the_first_reset(trial: Trial) -> None:
         await instance.close()
 
 
-@check(
-    "close must release everything whatever happened before it", needs=[reset_returns_the_observation_type]
-)
+@check("close must release everything whatever happened before it", needs=[reset_returns_the_observation_type])
 async def close_works_after_a_failed_step(trial: Trial) -> None:
     async with trial.instance() as instance:
         await instance.reset(seed=SEED)
@@ -402,9 +398,7 @@ async def refuse_calls(session: Session, tools: list[Any]) -> list[str]:
     """Like `refuse_actions`, for calls of tools."""
     calls: list[tuple[str, str, dict[str, Any]]] = [("a tool that is not there", MISSPELT, {})]
     for tool in tools[:1]:
-        calls += [
-            (problem, tool.name, arguments) for problem, arguments in counterexamples(tool.input_schema)
-        ]
+        calls += [(problem, tool.name, arguments) for problem, arguments in counterexamples(tool.input_schema)]
     refused = []
     for problem, name, arguments in calls:
         try:

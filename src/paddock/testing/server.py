@@ -42,9 +42,7 @@ async def health_is_healthy(peer: Peer) -> None:
 @check("answer GET /metadata with at least a name and a description")
 async def metadata_names_the_environment(peer: Peer) -> str:
     reply = await peer.get("/metadata")
-    if reply.status != 200 or not all(
-        isinstance(field(reply, name), str) for name in ("name", "description")
-    ):
+    if reply.status != 200 or not all(isinstance(field(reply, name), str) for name in ("name", "description")):
         raise Wrong(f"/metadata answers {reply.short}")
     return str(field(reply, "name"))
 
@@ -52,9 +50,7 @@ async def metadata_names_the_environment(peer: Peer) -> str:
 @check("answer GET /schema with a JSON Schema under each of action, observation and state")
 async def schema_describes_the_environment(peer: Peer) -> None:
     reply = await peer.get("/schema")
-    missing = [
-        name for name in ("action", "observation", "state") if not isinstance(field(reply, name), dict)
-    ]
+    missing = [name for name in ("action", "observation", "state") if not isinstance(field(reply, name), dict)]
     if reply.status != 200 or missing:
         raise Wrong(f"/schema has no {' and no '.join(missing) or 'answer'}: {reply.short}")
 
@@ -63,11 +59,7 @@ async def schema_describes_the_environment(peer: Peer) -> None:
 async def openapi_lists_the_routes(peer: Peer) -> str:
     reply = await peer.get("/openapi.json")
     paths, about = field(reply, "paths"), field(reply, "info")
-    if (
-        not isinstance(paths, dict)
-        or not isinstance(about, dict)
-        or not isinstance(about.get("version"), str)
-    ):
+    if not isinstance(paths, dict) or not isinstance(about, dict) or not isinstance(about.get("version"), str):
         raise Wrong(f"/openapi.json answers {reply.short}")
     listed = [path for path in ("/reset", "/step", "/state") if path in paths]
     if len(listed) not in (0, 3):
@@ -117,9 +109,7 @@ async def state_tells_the_episode_and_its_steps(peer: Peer) -> None:
     if missing:
         raise Wrong(f"the state has no {' and no '.join(missing)}")
     if (before["step_count"], after["step_count"]) != (0, 1):
-        raise Doubtful(
-            f"step_count is {before['step_count']} after reset, {after['step_count']} after a step"
-        )
+        raise Doubtful(f"step_count is {before['step_count']} after reset, {after['step_count']} after a step")
     if after["episode_id"] != mine:
         raise Doubtful(f"reset(episode_id={mine!r}) left the episode_id at {after['episode_id']!r}")
 
@@ -353,9 +343,7 @@ async def mcp_initializes(peer: Peer) -> str:
     if session:
         await peer.request("DELETE", "/mcp", headers={"mcp-session-id": session})
     result = field(reply, "result")
-    missing = {"protocolVersion", "capabilities", "serverInfo"} - (
-        result if isinstance(result, dict) else {}
-    ).keys()
+    missing = {"protocolVersion", "capabilities", "serverInfo"} - (result if isinstance(result, dict) else {}).keys()
     if missing:
         raise Wrong(f"initialize is answered with {reply.short}")
     return f"speaks {result['protocolVersion']}"

@@ -61,9 +61,7 @@ async def two_at_once(url: str) -> Any:
     async with connected(url) as one:
         async with connected(url) as two:
             turns = [("one", one), ("two", two), ("one again", one)]
-            said = [
-                plain(await client.call_tool("echo_message", {"message": turn})) for turn, client in turns
-            ]
+            said = [plain(await client.call_tool("echo_message", {"message": turn})) for turn, client in turns]
         return [*said, plain(await one.call_tool("echo_message", {"message": "alone"}))]
 
 

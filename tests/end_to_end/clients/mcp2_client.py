@@ -39,9 +39,7 @@ async def two_at_once(url: str, mode: str) -> Any:
     async with Client(url, mode=mode) as one:
         async with Client(url, mode=mode) as two:
             turns = [("one", one), ("two", two), ("one again", one)]
-            said = [
-                plain(await client.call_tool("echo_message", {"message": turn})) for turn, client in turns
-            ]
+            said = [plain(await client.call_tool("echo_message", {"message": turn})) for turn, client in turns]
         return [*said, plain(await one.call_tool("echo_message", {"message": "alone"}))]
 
 

@@ -109,9 +109,7 @@ class CounterWithTasks(Counter):
     def get_task(self, split: str, index: int) -> dict[str, int]:
         return self.list_tasks(split)[index]
 
-    def get_task_range(
-        self, split: str, start: int | None = None, stop: int | None = None
-    ) -> list[dict[str, int]]:
+    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, int]]:
         return self.list_tasks(split)[start:stop]
 
 
@@ -124,9 +122,7 @@ def main(framework: str, name: str, port: int) -> None:
         app = create_app(Echo, CallToolAction, CallToolObservation, env_name=name, max_concurrent_envs=4)
     else:
         environment = {"counter": Counter, "tasks": CounterWithTasks}[name]
-        app = create_app(
-            environment, Add, Total, env_name=name, max_concurrent_envs=4, state_cls=CounterState
-        )
+        app = create_app(environment, Add, Total, env_name=name, max_concurrent_envs=4, state_cls=CounterState)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 

@@ -12,7 +12,7 @@ class Transport(Protocol):
         """Connect. Raises ConnectFailed."""
 
     async def request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-        """The reply frame to a message. Raises a PaddockError for an error frame, a lost episode or a deadline."""
+        """The reply to a message. Raises a PaddockError for an error frame, a lost episode or a deadline."""
         ...
 
     async def fetch(self, path: str) -> Any:

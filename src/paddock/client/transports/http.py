@@ -75,7 +75,10 @@ class HttpTransport:
     async def request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
         kind = message["type"]
         if kind == "mcp":
-            return {"type": "mcp", "data": await self._exchange("POST", "/mcp", self._in_session(message["data"]), timeout)}
+            return {
+                "type": "mcp",
+                "data": await self._exchange("POST", "/mcp", self._in_session(message["data"]), timeout),
+            }
         if kind == "state":
             return {"type": "state", "data": await self._exchange("GET", "/state", None, timeout)}
         body = message.get("data", {}) if kind == "reset" else {"action": message["data"]}

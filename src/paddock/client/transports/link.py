@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from picows import WSCloseCode, WSListener, WSMsgType, ws_connect
@@ -14,6 +13,8 @@ from picows.common import WSError
 from paddock.errors import ConnectFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from picows import WSFrame, WSTransport
 
 LARGEST_FRAME = 1024 * 1024 * 1024
@@ -21,7 +22,7 @@ quiet = logging.getLogger("paddock.picows.client")
 quiet.setLevel(logging.CRITICAL)
 
 
-class Link(WSListener):  # type: ignore[misc]
+class Link(WSListener):
     """`received(bytes)` for every message, `lost(code, reason)` once at the end."""
 
     def __init__(self, received: Callable[[bytes], None], lost: Callable[[Link, int, str], None]) -> None:
@@ -58,7 +59,8 @@ class Link(WSListener):  # type: ignore[misc]
         if kind == WSMsgType.TEXT and frame.fin:
             self._received(frame.get_payload_as_bytes())
         elif kind == WSMsgType.CLOSE:
-            self._code, self._reason = int(frame.get_close_code()), frame.get_close_reason() or ""
+            self._code = int(frame.get_close_code())  # type: ignore[call-overload]
+            self._reason = frame.get_close_reason() or ""
             transport.send_close(frame.get_close_code())
             transport.disconnect()
         elif kind in (WSMsgType.TEXT, WSMsgType.CONTINUATION):
@@ -98,7 +100,9 @@ async def connect(
     except WSError as error:
         raise _refused(url, error) from error
     except (OSError, ssl.SSLError) as error:
-        raise ConnectFailed(f"cannot connect to {url}: {error}", hint="is the server up, and the port right?") from error
+        raise ConnectFailed(
+            f"cannot connect to {url}: {error}", hint="is the server up, and the port right?"
+        ) from error
     assert isinstance(link, Link)
     return link
 

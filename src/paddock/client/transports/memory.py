@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from pydantic import ValidationError
@@ -19,6 +18,9 @@ from paddock.sessions.blueprint import Blueprint
 from paddock.sessions.dispatch import Dispatch, tools_of
 from paddock.sessions.manager import SessionManager
 from paddock.sessions.session import Door, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TICK = 0.1
 

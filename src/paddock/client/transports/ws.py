@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import orjson
@@ -29,6 +28,9 @@ from paddock.errors import (
     from_wire,
 )
 from paddock.protocol.codec import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 logger = logging.getLogger("paddock.client")
 
@@ -101,7 +103,8 @@ class WebSocketTransport:
         except TimeoutError:
             self._give_up(pending)
             raise DeadlineExceeded(
-                f"no answer to {message['type']} within {timeout} s", hint="raise timeouts.request, or look at the server"
+                f"no answer to {message['type']} within {timeout} s",
+                hint="raise timeouts.request, or look at the server",
             ) from None
         except asyncio.CancelledError:
             self._give_up(pending)
@@ -124,6 +127,11 @@ class WebSocketTransport:
             link.close()
             await link.wait_lost()
         self._fail(ClientError("the client was closed"))
+
+    def drop(self) -> None:
+        """Cut the connection as a broken network would, to see what happens then."""
+        if self._link is not None:
+            self._link.abort()
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -211,8 +219,9 @@ class WebSocketTransport:
             self._returning = None
         self.reconnects += 1
         logger.info("reconnected to %s, the episode goes on", self.base)
-        for pending in self._numbered.values():
-            self._link.send(pending.frame)
+        if self._link is not None:
+            for pending in self._numbered.values():
+                self._link.send(pending.frame)
 
     def _episode_lost(self, why: str) -> EpisodeLost:
         return EpisodeLost(f"the episode is lost: {why}", hint="call reset() to begin a new one")

@@ -1,7 +1,7 @@
-"""The other people's packages we test against, each in its own virtual environment.
+"""Other people's packages that Paddock is tested and measured against, each in its own virtual environment.
 
-They cannot be installed together: their pins contradict each other. A missing or
-half-made environment is built on first use; this takes minutes and needs an index.
+They cannot be installed together: their pins contradict each other. An environment that is missing,
+half-made or made from another recipe is built on first use; that takes a minute and needs a package index.
 """
 
 import fcntl
@@ -10,11 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parent.parent
 PEERS = REPOSITORY / ".peers"
 
 REQUIREMENTS = {
-    "openenv": ["openenv==0.10.0"],
+    "openenv": ["openenv==0.10.0", "uvloop==0.23.0", "orjson==3.13.0", "picows==2.3.1"],
     "mcp1": ["mcp==1.30.0"],
     "mcp2": ["mcp==2.3.0"],
     "fastmcp": ["fastmcp==4.1.2"],
@@ -48,8 +48,15 @@ def recipe(name: str) -> str:
 
 
 def build(root: Path, requirements: list[str]) -> None:
-    print(f"building {root} with {' '.join(requirements)} …", file=sys.stderr)
-    if root.exists():
-        shutil.rmtree(root)
+    print(f"building .peers/{root.name} with {' '.join(requirements)} …", file=sys.stderr, flush=True)
+    if root.is_symlink():
+        root.unlink()
+    shutil.rmtree(root, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", root], check=True)
-    subprocess.run([root / "bin" / "python", "-m", "pip", "install", "--quiet", *requirements], check=True)
+    install = [str(root / "bin" / "python"), "-m", "pip", "install", "--quiet", *requirements]
+    subprocess.run(install, check=True, stdout=sys.stderr)
+
+
+if __name__ == "__main__":
+    for peer in sys.argv[1:] or REQUIREMENTS:
+        peer_python(peer)

@@ -1,0 +1,31 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: setup demo test check core end-to-end bench clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup            ## serve environments and play an episode over every transport
+	$(RUN) examples/demo.py
+
+test: setup            ## everything: style, types, core suite, end-to-end suite
+	$(RUN) scripts/check.py
+
+core: setup            ## the fast suite alone
+	$(RUN) scripts/check.py core
+
+end-to-end: setup      ## real clients and servers in their own virtual environments
+	$(RUN) scripts/check.py end-to-end
+
+bench: setup           ## side by side with OpenEnv, as ratios
+	$(RUN) -m bench
+
+clean:
+	rm -rf $(VENV) .peers build dist

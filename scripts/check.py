@@ -1,0 +1,35 @@
+"""Everything that has to pass, in one place for hands, hooks and CI: style, types, and both suites."""
+
+import subprocess
+import sys
+import time
+
+PYTHON = sys.executable
+STEPS = {
+    "style": [
+        [PYTHON, "-m", "ruff", "check", "."],
+        [PYTHON, "-m", "ruff", "format", "--check", "."],
+    ],
+    "types": [[PYTHON, "-m", "mypy"]],
+    "core": [[PYTHON, "-m", "pytest", "-q", "-m", "not end_to_end"]],
+    "end-to-end": [[PYTHON, "-m", "pytest", "-q", "-m", "end_to_end"]],
+}
+
+
+def main(names: list[str]) -> int:
+    unknown = set(names) - STEPS.keys()
+    if unknown:
+        print(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}", file=sys.stderr)
+        return 2
+    failed = []
+    for name in names or STEPS:
+        began = time.monotonic()
+        passed = all(subprocess.run(command, check=False).returncode == 0 for command in STEPS[name])
+        print(f"{name}: {'passed' if passed else 'FAILED'} in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        if not passed:
+            failed.append(name)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
