@@ -1,7 +1,5 @@
 """Environments that tests serve: each instance notes how it was treated."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -11,7 +9,7 @@ from pydantic import Field
 
 from paddock import Action, Environment, Observation, State, ToolEnvironment, ToolReturn, tool
 
-LIVES: list[Watched] = []
+LIVES: list["Watched"] = []
 
 
 class Watched:

@@ -1,20 +1,17 @@
 """The HTTP routes: episodes, errors, tasks, what the server says about itself."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
 from typing import Any
 
 import pytest
-from environments import Add, Adder, Alone, AsyncScripted, Did, Kit, Script, Scripted, SlowToBuild, Watched
 from pydantic import BaseModel, field_validator
 
+from environments import Add, Adder, Alone, AsyncScripted, Did, Kit, Script, Scripted, SlowToBuild, Watched
 from paddock import Action, Environment, Observation, State
 from paddock.envs.counter import Counter
-
-from .conftest import Serve, wait_until
+from running import Serve, wait_until
 
 MIB = 1024 * 1024
 
@@ -137,7 +134,9 @@ def test_instances_that_may_not_overlap_do_not(serve_fast: Serve, lives: list[Wa
     ws = server.raw()
     ws.send('{"type":"step","data":{"amount":1}}')
     ws.answer()
-    threads = [threading.Thread(target=lambda p=path: _quietly(server, p)) for path in ("/metadata", "/state", "/health")]
+    threads = [
+        threading.Thread(target=lambda p=path: _quietly(server, p)) for path in ("/metadata", "/state", "/health")
+    ]
     for thread in threads:
         thread.start()
     time.sleep(0.3)
@@ -248,7 +247,9 @@ def test_a_body_over_the_limit_is_413(serve_fast: Serve) -> None:
 def test_a_chunked_body_over_the_limit_is_413(serve_fast: Serve) -> None:
     server = serve_fast(Scripted, message_bytes=MIB)
     connection = server.http().connection
-    connection.request("POST", "/step", iter([b"x" * 65536] * 20), encode_chunked=True, headers={"Transfer-Encoding": "chunked"})
+    connection.request(
+        "POST", "/step", iter([b"x" * 65536] * 20), encode_chunked=True, headers={"Transfer-Encoding": "chunked"}
+    )
     assert connection.getresponse().status == 413
 
 
@@ -365,7 +366,9 @@ def test_a_step_whose_client_left_is_cancelled(serve_fast: Serve, lives: list[Wa
     wait_until(lambda: lives[0].cancelled == 1 and lives[0].closes == 1)
 
 
-def test_a_step_without_a_session_is_answered_or_closed_when_the_server_goes(serve_fast: Serve, lives: list[Watched]) -> None:
+def test_a_step_without_a_session_is_answered_or_closed_when_the_server_goes(
+    serve_fast: Serve, lives: list[Watched]
+) -> None:
     server = serve_fast(AsyncScripted, drain_grace=0.2)
     http = server.http()
     http.connection.request("POST", "/step", json.dumps({"action": {"hang": True}}))
@@ -375,7 +378,9 @@ def test_a_step_without_a_session_is_answered_or_closed_when_the_server_goes(ser
     assert lives[0].closes == 1
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/reset", 405), ("POST", "/health", 405), ("GET", "/x", 404)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/reset", 405), ("POST", "/health", 405), ("GET", "/x", 404)]
+)
 def test_a_wrong_route_is_json_too(serve_fast: Serve, method: str, path: str, status: int) -> None:
     answer = serve_fast(Adder).http()(method, path)
     assert answer.status == status

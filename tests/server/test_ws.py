@@ -1,7 +1,5 @@
 """`/ws`, through picows and through ASGI alike."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import suppress
@@ -22,9 +20,8 @@ from environments import (
     Watched,
 )
 from paddock.envs.counter import Counter
-
-from .conftest import Serve, wait_until
-from .wire import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, random_text
+from running import Serve, wait_until
+from wire import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, random_text
 
 STEP = '{"type":"step","data":{"amount":1}}'
 MIB = 1024 * 1024

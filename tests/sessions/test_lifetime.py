@@ -1,7 +1,5 @@
 """Reaping, closing and draining: every environment is closed exactly once (the `house` fixture checks it)."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Steps: one at a time, each with a deadline, wherever they run."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sqlite3

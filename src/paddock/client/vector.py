@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Result = StepResult[Any] | PaddockError
 OPEN_BATCH = 200
+FULL_FRAME = 200
 
 
 class Round:
@@ -122,8 +123,10 @@ class Trunk:
             await asyncio.gather(*(lane.opened for lane in batch))
 
     def send(self, messages: list[dict[str, Any]]) -> None:
-        if messages and self._link is not None and not self._link.is_lost:
-            self._link.send(encode(messages))
+        """In frames of a size that lets the server begin while the rest is still being written."""
+        if self._link is not None and not self._link.is_lost:
+            for start in range(0, len(messages), FULL_FRAME):
+                self._link.send(encode(messages[start : start + FULL_FRAME]))
 
     def drop(self) -> None:
         """Cut the connection as a broken network would, to see what happens then."""

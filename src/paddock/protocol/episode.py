@@ -101,7 +101,7 @@ class Episode:
         self.steps = 0
         self.phase = Phase.DONE if done else Phase.RUNNING
 
-    def stepped(self, *, done: bool) -> None:
+    def stepped(self, done: bool) -> None:
         """A step succeeded."""
         self.steps += 1
         if done:

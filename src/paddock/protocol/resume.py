@@ -6,7 +6,6 @@ tells what to do with it: carry it out, wait for the one already running, or rep
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from enum import Enum
 
 from paddock.errors import ReplyExpired
@@ -26,7 +25,7 @@ class ReplyLedger:
     __slots__ = ("_bytes", "_highest", "_replies", "_under_way")
 
     def __init__(self) -> None:
-        self._replies: OrderedDict[int, bytes] = OrderedDict()
+        self._replies: dict[int, bytes] = {}
         self._under_way: set[int] = set()
         self._bytes = 0
         self._highest = -1
@@ -55,5 +54,5 @@ class ReplyLedger:
         self._under_way.discard(number)
         self._replies[number] = reply
         self._bytes += len(reply)
-        while len(self._replies) > 1 and (len(self._replies) > KEPT_REPLIES or self._bytes > KEPT_BYTES):
-            self._bytes -= len(self._replies.popitem(last=False)[1])
+        while len(self._replies) > KEPT_REPLIES or (self._bytes > KEPT_BYTES and len(self._replies) > 1):
+            self._bytes -= len(self._replies.pop(next(iter(self._replies))))

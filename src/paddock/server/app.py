@@ -153,7 +153,9 @@ class About:
         service = self.service
         builds = await service.can_build()
         statistics = service.manager.statistics()
-        status = "draining" if statistics.draining else "healthy" if builds else "unhealthy"
+        status = {None: "starting", True: "healthy", False: "unhealthy"}[builds]
+        if statistics.draining:
+            status = "draining"
         body: dict[str, Any] = {"status": status}
         if service.config.access.token is None or has_token(service.config.access, request.headers.get):
             taken = service.manager.slots.taken()
@@ -225,7 +227,15 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        header = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}.get
+        headers = scope["headers"]
+
+        def header(name: str) -> str | None:
+            wanted = name.encode()
+            for known, value in headers:
+                if known == wanted:
+                    return str(value, "latin-1")
+            return None
+
         try:
             check = check_browser if scope["path"] in OPEN_PATHS else check_access
             check(self.service.config.access, header)

@@ -7,17 +7,20 @@ Calls without either stay independent: each builds an environment, uses it once 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from paddock.errors import (
     CapacityReached,
+    EnvironmentFailure,
     InvalidMessage,
     MessageTooBig,
     NotSupported,
@@ -27,11 +30,13 @@ from paddock.errors import (
 from paddock.protocol.codec import encode, model_fields, observation_body
 from paddock.protocol.episode import GetState, Reset, Step
 from paddock.protocol.messages import ResetArguments, error_list
+from paddock.protocol.redact import redact
 from paddock.sessions.session import Door, Session
 
 if TYPE_CHECKING:
     from paddock.server.service import Service
 
+logger = logging.getLogger("paddock.server")
 SESSION_HEADER = "session-id"
 SESSION_COOKIE = "paddock_session"
 NOT_AN_OBJECT = "Input should be a valid dictionary or object to extract fields from"
@@ -158,6 +163,12 @@ def answering(endpoint: Endpoint) -> Endpoint:
             return await endpoint(request)
         except PaddockError as error:
             return error_response(error)
+        except (ClientDisconnect, HTTPException):
+            raise
+        except Exception as error:
+            logger.exception("%s failed", request.url.path)
+            kind = type(error).__name__
+            return error_response(EnvironmentFailure(redact(f"{kind}: {error}"), error_type=kind))
 
     return answered
 
@@ -200,7 +211,7 @@ class Episodes:
         """The session a request goes on in, a new one if it begins an episode, or one for this call alone."""
         manager = self.service.manager
         token = session_token(request)
-        if token is not None:
+        if token is not None and (not begins or manager.knows(token)):
             session = manager.find(token)
             session.went_on = session.went_on or not begins
             yield session

@@ -15,10 +15,10 @@ from paddock.protocol import jsonrpc, mcp
 from paddock.protocol.episode import CallTool, ListTools
 from paddock.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Call, RpcError
 from paddock.sessions.dispatch import tools_of
+from paddock.sessions.session import Door, Session
 
 if TYPE_CHECKING:
     from paddock.server.service import Service
-    from paddock.sessions.session import Session
 
 Left = Callable[[], Awaitable[None]]
 
@@ -53,7 +53,7 @@ class SocketCaller:
         self.speaks_mcp = speaks_mcp
 
     def owns(self, token: str) -> bool:
-        return token == self.own.id
+        return token in (self.own.id, self.own.token)
 
     def session(self, params: dict[str, Any]) -> AbstractAsyncContextManager[Session]:
         return nullcontext(self.own)
@@ -65,7 +65,8 @@ class SocketCaller:
         self.speaks_mcp = True
 
     async def create(self) -> str:
-        return self.own.id
+        """The socket's own session: by a name that opens nothing, unless it was made to be attached to."""
+        return self.own.token if self.own.door is Door.CREATED else self.own.id
 
 
 async def answer(service: Service, caller: Caller, document: Any) -> dict[str, Any] | None:

@@ -111,6 +111,7 @@ def server_config(app: Any) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=2,
         server_header=False,
+        proxy_headers=False,
         backlog=BACKLOG,
     )
     config.load()

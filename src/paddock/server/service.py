@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paddock.server")
 TICK = 0.1
+PROBE_WAIT = 0.25
+PROBE_AGAIN = 5.0
 LOOK_AT_SOCKETS_EVERY = 10
 
 
@@ -41,6 +43,8 @@ class Service:
         self._metadata: EnvironmentMetadata | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ticks = 0
+        self._probe: asyncio.Task[Any] | None = None
+        self._probed_at = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -83,16 +87,25 @@ class Service:
                 self._metadata = await manager.threads.call(lambda: self.blueprint.metadata_of(session.environment))
         return self._metadata
 
-    async def can_build(self) -> bool:
-        """Whether environments can be built; tried if no session has shown it yet, or the last one failed."""
+    async def can_build(self) -> bool | None:
+        """Whether environments can be built; None while that is being found out.
+
+        Sessions show it. Where none has, or the last build failed, one is tried beside the caller.
+        """
         manager = self.manager
-        if not manager.builds_ok and not manager.statistics().sessions:
-            try:
-                async with manager.borrow():
-                    pass
-            except PaddockError:
-                return False
-        return bool(manager.builds_ok)
+        if not manager.builds_ok:
+            if self._probe is None or (self._probe.done() and manager.clock() - self._probed_at > PROBE_AGAIN):
+                self._probed_at = manager.clock()
+                self._probe = self.spawn(self._try_to_build())
+            await asyncio.wait([self._probe], timeout=PROBE_WAIT)
+        return manager.builds_ok
+
+    async def _try_to_build(self) -> None:
+        try:
+            async with self.manager.borrow():
+                pass
+        except PaddockError:
+            logger.debug("the probe could not build an environment", exc_info=True)
 
     def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         """Run a coroutine beside the caller; it is kept from being collected half-way."""

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from paddock.server.service import Service
 
 
+FULL_FRAME = 100
+
+
 class Lane:
     """One session's share of a vector connection."""
 
@@ -192,13 +195,20 @@ class VectorConversation:
     def queue(self, frame: bytes) -> None:
         """Send with whatever else becomes ready in this turn of the loop."""
         self._outbox.append(frame)
-        if not self._flushing:
+        if len(self._outbox) >= FULL_FRAME:
+            # The client can read these while we go on with the rest.
+            self._send_outbox()
+        elif not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
 
+    def _send_outbox(self) -> None:
+        frames, self._outbox = self._outbox, []
+        if frames:
+            self.socket.send(b"[" + b",".join(frames) + b"]")
+
     def _flush(self) -> None:
         self._flushing = False
-        frames, self._outbox = self._outbox, []
-        self.socket.send(b"[" + b",".join(frames) + b"]")
+        self._send_outbox()
         if self.service.manager.draining and not self.lanes:
             self.socket.close(RESTART, "the server is shutting down")

@@ -79,12 +79,15 @@ class Conversation:
         self.hello = hello
         self.session: Session | None = None
         self.token = self._token_to_hand_out()
+        self.send = socket.send
+        self._quick_step = service.blueprint.wire.quick_step
         self._parse = service.blueprint.wire.parse
         self._submit = service.dispatch.submit
         self._early: list[bytes] = []
         self._answering = False
         self._backlog: deque[Single | PaddockError] = deque()
         self._opening: asyncio.Task[None] | None = None
+        self._calling: asyncio.Task[None] | None = None
         self._over = False
 
     def _token_to_hand_out(self) -> str | None:
@@ -101,9 +104,16 @@ class Conversation:
 
     def receive(self, raw: bytes) -> None:
         """A text frame arrived."""
-        if self.session is None:
+        session = self.session
+        if session is None:
             self._receive_early(raw)
             return
+        if not self._answering and not self._backlog:
+            action = self._quick_step(raw)
+            if action is not None:
+                self._answering = True
+                self._submit(session, Step(action), self._answered)
+                return
         message: Single | PaddockError
         try:
             message = self._parse(raw)
@@ -140,14 +150,11 @@ class Conversation:
             session.close("its client left")
             return
         if not session.resumable:
-            session.cancel_running("its client left")
-        if session.close_when_detached:
-            session.close("it was closed over MCP")
+            session.give_up_all(self)
+            if self._calling is not None:
+                self._calling.cancel()
 
     # -- what the session calls -------------------------------------------------------------------
-
-    def send(self, frame: bytes) -> None:
-        self.socket.send(frame)
 
     def session_closed(self, error: PaddockError) -> None:
         """The session ended before the socket did: say so, and hang up."""
@@ -177,7 +184,7 @@ class Conversation:
         if hello.session_id is not None:
             session = manager.find(hello.session_id)
             if session.attachment is not None:
-                raise SessionTaken(f"Session {session.id} already has an attached WebSocket")
+                raise SessionTaken(f"Session {hello.session_id} already has an attached WebSocket")
             return session
         if hello.resume is not None and hello.resume != "new":
             session = manager.find(hello.resume)
@@ -241,7 +248,7 @@ class Conversation:
             self._submit(session, request, self._answered, number=number, timeout=message.timeout_s)
         elif isinstance(message, McpMessage):
             self._answering = True
-            self.service.spawn(self._answer_mcp(session, message))
+            self._calling = self.service.spawn(self._answer_mcp(session, message))
         elif isinstance(message, CancelMessage):
             session.cancel(message.data)
         else:
@@ -249,12 +256,13 @@ class Conversation:
 
     def _answered(self, work: Work, answer: Any) -> None:
         """Keep the answer if the request was numbered, and send it to whoever is attached by now."""
-        self._deliver(work.session, work.number, write_answer(work, answer))
-
-    def _deliver(self, session: Session, number: int | None, frame: bytes) -> None:
+        session, number = work.session, work.number
+        frame = write_answer(work, answer)
         if number is not None:
             session.ledger.record(number, frame)
-        session.send(frame)
+        attachment = session.attachment
+        if attachment is not None:
+            attachment.send(frame)
         self._answering = False
         if self._backlog:
             asyncio.get_running_loop().call_soon(self._go_on)
@@ -293,10 +301,12 @@ class Conversation:
     async def _answer_mcp(self, session: Session, message: McpMessage) -> None:
         response = await answer(self.service, SocketCaller(session), message.data)
         if response is not None:
-            self._deliver(session, message.id, _write_mcp(response, message.id))
-        else:
-            self._answering = False
-            self._go_on()
+            frame = _write_mcp(response, message.id)
+            if message.id is not None:
+                session.ledger.record(message.id, frame)
+            session.send(frame)
+        self._answering = False
+        self._go_on()
 
 
 def request_in(message: Any) -> Step | Reset | GetState | None:
@@ -335,7 +345,7 @@ def write_answer(work: Work, answer: Any, key: str | None = None) -> bytes:
     try:
         if isinstance(answer, PaddockError):
             return messages.write_error(answer, work.number, key)
-        if isinstance(work.request, GetState):
+        if type(work.request) is GetState:
             return messages.write_state(answer, work.number, key)
         return messages.write_observation(answer, work.number, key)
     except PaddockError as error:

@@ -38,7 +38,7 @@ class Dispatch:
         *,
         number: Any = None,
         timeout: float | None = None,
-    ) -> None:
+    ) -> Work:
         """Carry out `request` in `session` and call `reply(work, answer)` once, on the loop."""
         work = Work(session, request, reply, number)
         try:
@@ -46,16 +46,14 @@ class Dispatch:
             session.episode.accept(request)
         except PaddockError as error:
             work.settle(error)
-            return
-        work.timeout = self._allowed(timeout)
+            return work
+        work.timeout = self.step_timeout if timeout is None else self._allowed(timeout)
         session.submit(work)
+        return work
 
-    def _allowed(self, asked: float | None) -> float | None:
+    def _allowed(self, asked: float) -> float:
         """A request may ask for less time than the server grants, not for more."""
-        granted = self.step_timeout
-        if asked is None or granted is None:
-            return granted if asked is None else asked
-        return min(asked, granted)
+        return asked if self.step_timeout is None else min(asked, self.step_timeout)
 
     async def ask(
         self,
@@ -73,21 +71,20 @@ class Dispatch:
         """
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Any] = loop.create_future()
-        name = number if number is not None else id(answered)
 
         def reply(_: Work, answer: Any) -> None:
             if not answered.done():
                 answered.set_result(answer)
 
-        self.submit(session, request, reply, number=name, timeout=timeout)
+        work = self.submit(session, request, reply, number=number, timeout=timeout)
         watch = None
         if left is not None and not answered.done():
             watch = asyncio.ensure_future(left())
-            watch.add_done_callback(lambda gone: None if gone.cancelled() else session.cancel(name))
+            watch.add_done_callback(lambda gone: None if gone.cancelled() else session.give_up(work))
         try:
             answer = await answered
         except asyncio.CancelledError:
-            session.cancel(name)
+            session.give_up(work)
             raise
         finally:
             if watch is not None:
@@ -114,7 +111,7 @@ def _step(blueprint: Blueprint, request: Step) -> Plan:
 
 
 def _stepped(session: Session, _: Work, observation: Any) -> Any:
-    session.episode.stepped(done=_is_done(observation))
+    session.episode.stepped(_is_done(observation))
     return observation
 
 
@@ -155,7 +152,7 @@ def _called_as_step(session: Session, _: Work, observation: Any) -> Any:
     error = getattr(observation, "error", None)
     kind = ToolFailure if error is None else tool_error_class(error.error_type)
     if kind is ToolFailure:
-        session.episode.stepped(done=_is_done(observation))
+        session.episode.stepped(_is_done(observation))
     if error is not None:
         raise kind(error.message)
     result = plain_result(getattr(observation, "result", None))

@@ -132,6 +132,9 @@ class SessionManager:
     def is_draining(self) -> bool:
         return self.draining
 
+    def knows(self, token: str) -> bool:
+        return token in self._sessions
+
     def find(self, token: str) -> Session:
         session = self._sessions.get(token)
         if session is None:

@@ -116,8 +116,6 @@ class Session:
     ) -> None:
         self.id = str(uuid.uuid4())
         self.token = token or manager.new_token()
-        if door is Door.CREATED:
-            self.id = self.token
         self.environment = environment
         self.door = door
         self.holds_slot = holds_slot
@@ -174,19 +172,25 @@ class Session:
             self._waiting.append(work)
 
     def cancel(self, number: Any) -> None:
-        """Give up the numbered request: drop it if it waits, cancel it if it runs."""
-        for work in self._waiting:
-            if work.number == number:
-                self._waiting.remove(work)
-                work.settle(StepCancelled("cancelled before it began"))
+        """Give up the request with this number."""
+        for work in (self._current, *self._waiting):
+            if work is not None and work.number == number:
+                self.give_up(work)
                 return
-        if self._current is not None and self._current.number == number:
-            self._abandon(self._current, StepCancelled("cancelled by the caller"))
 
-    def cancel_running(self, reason: str) -> None:
-        """Nobody is left to hear the answer."""
-        if self._current is not None:
-            self._abandon(self._current, StepCancelled(f"cancelled: {reason}"))
+    def give_up(self, work: Work) -> None:
+        """Nobody waits for it any more: drop it if it waits, cancel it if it runs."""
+        if work is self._current:
+            self._abandon(work, StepCancelled("cancelled: its caller gave it up"))
+        elif work in self._waiting:
+            self._waiting.remove(work)
+            work.settle(StepCancelled("cancelled before it began"))
+
+    def give_up_all(self, owner: object) -> None:
+        """`owner` is gone: give up every request whose answer it was to get."""
+        for work in (self._current, *self._waiting):
+            if work is not None and getattr(work.reply, "__self__", None) is owner:
+                self.give_up(work)
 
     def expire(self, work: Work) -> None:
         """The deadline of a running request has passed."""
@@ -273,11 +277,11 @@ class Session:
         timings.observe(seconds)
         if seconds > SLOW_CALL and method.where is Where.INLINE:
             method.was_slow(seconds, timings.count, now)
-        try:
-            if not isinstance(value, PaddockError):
+        if not isinstance(value, PaddockError):
+            try:
                 value = work.after(self, work, value)
-        except Exception as error:
-            value = self._failure(work, error)
+            except Exception as error:
+                value = self._failure(work, error)
         if isinstance(value, PaddockError):
             self._manager.metrics.errors[value.code] += 1
         if not work.settled:
@@ -307,6 +311,8 @@ class Session:
             self.attachment = None
             self.last_active = self._manager.clock()
             self.dropped_at = self.last_active if dropped else None
+            if self.close_when_detached:
+                self.close("it was closed over MCP")
 
     def send(self, frame: bytes) -> None:
         """To whoever is attached now. Without an attachment the ledger keeps what matters."""

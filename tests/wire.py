@@ -1,7 +1,5 @@
 """Clients so plain that nothing hides what the server sends."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
