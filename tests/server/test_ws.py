@@ -686,7 +686,7 @@ def test_while_draining_newcomers_are_refused(serve_fast: Serve, lives: list[Wat
     with server.clients.pop_all():
         http = server.http()
         server.begin_to_stop()
-        wait_until(lambda: server.service.manager.draining)
+        wait_until(lambda: server.service.manager.is_draining())
         assert http("GET", "/health").json["status"] == "draining"
         assert http("POST", "/reset", {}).status == 503
     del waiting

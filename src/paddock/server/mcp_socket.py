@@ -68,7 +68,7 @@ class McpConversation:
     def session_closed(self, error: PaddockError) -> None:
         self._session = None
         self.socket.send(encode(jsonrpc.failure(error)))
-        self.socket.close(RESTART if self.service.manager.draining else GOING_AWAY, error.message)
+        self.socket.close(RESTART if self.service.manager.is_draining() else GOING_AWAY, error.message)
 
     async def _open(self) -> None:
         try:

@@ -210,5 +210,5 @@ class VectorConversation:
     def _flush(self) -> None:
         self._flushing = False
         self._send_outbox()
-        if self.service.manager.draining and not self.lanes:
+        if self.service.manager.is_draining() and not self.lanes:
             self.socket.close(RESTART, "the server is shutting down")

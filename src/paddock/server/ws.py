@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from paddock.server.service import Service
 
-MOST_EARLY_FRAMES = 64
-MOST_BEHIND = 256
+MOST_EARLY_FRAMES = 1024
+MOST_BEHIND = 1024
 NORMAL, GOING_AWAY, INVALID_TEXT, POLICY, RESTART, TRY_LATER = 1000, 1001, 1007, 1008, 1012, 1013
 CLOSE_CODES = {"CAPACITY_REACHED": TRY_LATER, "SERVER_DRAINING": RESTART}
 
@@ -70,6 +70,14 @@ class Hello:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A frame that is no valid message: its error waits for its turn like any answer."""
+
+    error: PaddockError
+    number: int | None = None
+
+
 class Conversation:
     """One socket and the session it talks to."""
 
@@ -85,7 +93,7 @@ class Conversation:
         self._submit = service.dispatch.submit
         self._early: list[bytes] = []
         self._answering = False
-        self._backlog: deque[Single | PaddockError] = deque()
+        self._backlog: deque[Single | Refused] = deque()
         self._opening: asyncio.Task[None] | None = None
         self._calling: asyncio.Task[None] | None = None
         self._over = False
@@ -114,26 +122,19 @@ class Conversation:
                 self._answering = True
                 self._submit(session, Step(action), self._answered)
                 return
-        message: Single | PaddockError
+        message: Single | Refused
         try:
             message = self._parse(raw)
         except PaddockError as error:
             if isinstance(error, InvalidJSON) and not is_utf8(raw):
                 self.socket.close(INVALID_TEXT, "invalid UTF-8")
                 return
-            error.data["id"] = number_in(raw)
-            message = error
-        if self._answering or self._backlog:
-            self._receive_behind(message)
-        else:
-            self._handle(message)
+            message = Refused(error, number_in(raw))
+        self._take(message)
 
     def receive_binary(self) -> None:
         error = InvalidMessage("Invalid message", hint="send JSON in a text frame, not a binary one", errors=[])
-        if self._answering or self._backlog:
-            self._receive_behind(error)
-        else:
-            self._handle(error)
+        self._take(Refused(error))
 
     def lost(self, *, clean: bool) -> None:
         """The socket is gone; `clean` if the client said goodbye."""
@@ -159,7 +160,7 @@ class Conversation:
     def session_closed(self, error: PaddockError) -> None:
         """The session ended before the socket did: say so, and hang up."""
         self.session = None
-        draining = self.service.manager.draining
+        draining = self.service.manager.is_draining()
         self.socket.send(messages.write_error(error))
         self.socket.close(RESTART if draining else GOING_AWAY, error.message)
 
@@ -230,14 +231,20 @@ class Conversation:
             return
         self._early.append(raw)
 
-    def _handle(self, message: Single | PaddockError) -> None:
-        """Carry out one message. Answers leave in the order of the requests, whatever they are."""
+    def _take(self, message: Single | Refused) -> None:
+        """Answers leave in the order of the requests: what comes before the last answer waits."""
+        if self._answering or self._backlog:
+            self._receive_behind(message)
+        else:
+            self._handle(message)
+
+    def _handle(self, message: Single | Refused) -> None:
+        """Carry out one message whose turn it is."""
         session = self.session
         if session is None:
             return
-        if isinstance(message, PaddockError):
-            number = message.data.pop("id", None)
-            self.socket.send(messages.write_error(message, number))
+        if isinstance(message, Refused):
+            self.socket.send(messages.write_error(message.error, message.number))
             return
         number = message.id
         if number is not None and not is_new(session, number, self.socket.send):
@@ -252,7 +259,7 @@ class Conversation:
         elif isinstance(message, CancelMessage):
             session.cancel(message.data)
         else:
-            self._close(session)
+            self._close()
 
     def _answered(self, work: Work, answer: Any) -> None:
         """Keep the answer if the request was numbered, and send it to whoever is attached by now."""
@@ -267,13 +274,13 @@ class Conversation:
         if self._backlog:
             asyncio.get_running_loop().call_soon(self._go_on)
 
-    def _receive_behind(self, message: Single | PaddockError) -> None:
-        """A message that came before the last one was answered. Only leaving and giving up do not wait."""
+    def _receive_behind(self, message: Single | Refused) -> None:
+        """Only leaving and giving up do not wait for their turn."""
         session = self.session
         if session is None:
             return
         if isinstance(message, CloseMessage):
-            self._close(session)
+            self._close()
         elif isinstance(message, CancelMessage):
             self._cancel(session, message.data)
         elif len(self._backlog) >= MOST_BEHIND:
@@ -286,14 +293,14 @@ class Conversation:
             self._handle(self._backlog.popleft())
 
     def _cancel(self, session: Session, number: int) -> None:
-        waiting = next((m for m in self._backlog if not isinstance(m, PaddockError) and m.id == number), None)
+        waiting = next((m for m in self._backlog if not isinstance(m, Refused) and m.id == number), None)
         if waiting is None:
             session.cancel(number)
             return
         self._backlog.remove(waiting)
         self.socket.send(messages.write_error(StepCancelled("cancelled before it began"), number))
 
-    def _close(self, session: Session) -> None:
+    def _close(self) -> None:
         """The client said `close`: an own session ends at once, an attached one stays."""
         self.lost(clean=True)
         self.socket.close(NORMAL)

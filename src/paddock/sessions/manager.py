@@ -69,7 +69,7 @@ class SessionManager:
         self.metrics = Metrics()
         self.slots = Slots(count or LocalCount(limits.max_sessions), clock)
         self.running: set[Work] = set()
-        self.draining = False
+        self._draining = False
         self.ask_others_for_room: Callable[[], Awaitable[bool]] | None = None
         """Set where other processes share the capacity and may have a session that gives way."""
         self.builds_ok: bool | None = None
@@ -130,7 +130,7 @@ class SessionManager:
             session.close("it was for one call")
 
     def is_draining(self) -> bool:
-        return self.draining
+        return self._draining
 
     def knows(self, token: str) -> bool:
         return token in self._sessions
@@ -159,7 +159,7 @@ class SessionManager:
         try:
             environment = await asyncio.wait_for(asyncio.shield(building), self.limits.step_timeout)
         except BaseException as error:
-            self._keep(self.loop.create_task(self._clear_away(building, holds_slot)))
+            self._keep(self.loop.create_task(self._clear_away(building, threads, holds_slot)))
             if not isinstance(error, Exception):
                 raise
             self.builds_ok = False
@@ -167,12 +167,13 @@ class SessionManager:
         self.builds_ok = True
         return environment
 
-    async def _clear_away(self, building: asyncio.Future[Any], holds_slot: bool) -> None:
+    async def _clear_away(self, building: asyncio.Future[Any], threads: Threads, holds_slot: bool) -> None:
         try:
             await self.dispose(await building)
         except Exception:
             logger.debug("an abandoned build failed", exc_info=True)
         finally:
+            self.release_threads(threads)
             if holds_slot:
                 self.slots.give_back()
 
@@ -286,7 +287,7 @@ class SessionManager:
 
     async def drain(self, grace: float) -> None:
         """Refuse newcomers, let running requests finish within `grace`, then close every session."""
-        self.draining = True
+        self._draining = True
         self.slots.turn_away(ServerDraining("the server is shutting down"))
         deadline = self.clock() + grace
         while (self.running or self._builds or self._tasks) and self.clock() < deadline:
@@ -314,7 +315,7 @@ class SessionManager:
             running=len(self.running),
             hung=self.metrics.hung_calls,
             threads=self.threads.count,
-            draining=self.draining,
+            draining=self._draining,
             builds_ok=self.builds_ok,
         )
 
