@@ -60,7 +60,7 @@ class Running:
             )
             self.server = Prompt(asgi)
         self.factory = _loop_factory() if kind == "fast" else None
-        self.thread = threading.Thread(target=self._run)
+        self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         wait_until(lambda: hasattr(self.server, "told") or not self.thread.is_alive())
 

@@ -76,6 +76,8 @@ class HttpConnection:
         return status, received, b"".join(parts)
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._streams is not None and (self._streams[0].at_eof() or self._streams[1].is_closing()):
+            await self._drop()
         if self._streams is None:
             self._streams = await self._connect()
             self._protocol = h11.Connection(h11.CLIENT)

@@ -19,9 +19,13 @@ QUICK = Reconnect(within=5, first_pause=0.01, longest_pause=0.05)
 BRIEF = Reconnect(within=0.3, first_pause=0.01, longest_pause=0.05)
 
 
+def client(url: str, reconnect: Reconnect = QUICK, **options: Any) -> Client[Any]:
+    return Client(url, reconnect=reconnect, timeouts=Timeouts(request=6), **options)
+
+
 async def test_a_cut_between_steps_is_not_noticed(serve: Serve, through: Any, lives: list[Watched]) -> None:
     proxy = await through(serve(Adder).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         for n in range(1, 6):
             assert (await env.step({"amount": 1})).observation["total"] == n
@@ -36,7 +40,7 @@ async def test_a_request_that_was_lost_is_sent_again(
     serve: Serve, through: Any, lives: list[Watched], make: Any
 ) -> None:
     proxy = await through(serve(make).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         for n in range(1, 6):
             proxy.cut_requests = 1
@@ -49,7 +53,7 @@ async def test_a_step_whose_answer_was_lost_is_not_carried_out_twice(
     serve: Serve, through: Any, lives: list[Watched], make: Any
 ) -> None:
     proxy = await through(serve(make).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         for n in range(1, 6):
             proxy.cut_answers = 1
@@ -59,7 +63,7 @@ async def test_a_step_whose_answer_was_lost_is_not_carried_out_twice(
 
 async def test_one_step_survives_many_cuts(serve: Serve, through: Any, lives: list[Watched]) -> None:
     proxy = await through(serve(Adder).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         proxy.cut_requests, proxy.cut_answers = 3, 4
         assert (await env.step({"amount": 7})).observation["total"] == 7
@@ -69,7 +73,7 @@ async def test_one_step_survives_many_cuts(serve: Serve, through: Any, lives: li
 
 async def test_a_long_episode_on_a_bad_network(serve: Serve, through: Any, lives: list[Watched]) -> None:
     proxy, dice = await through(serve(Adder).port), random.Random(7)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         for n in range(1, 61):
             proxy.cut_requests, proxy.cut_answers = dice.choice([(0, 0), (1, 0), (0, 1), (1, 1)])
@@ -81,7 +85,7 @@ async def test_a_long_episode_on_a_bad_network(serve: Serve, through: Any, lives
 
 async def test_requests_under_way_together_all_come_home(serve: Serve, through: Any, lives: list[Watched]) -> None:
     proxy = await through(serve(Scripted).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         steps = [asyncio.create_task(env.step({"sleep": 0.02, "value": n})) for n in range(10)]
         for _ in range(5):
@@ -93,7 +97,7 @@ async def test_requests_under_way_together_all_come_home(serve: Serve, through: 
 
 async def test_a_step_goes_on_while_its_client_is_away(serve: Serve, through: Any, lives: list[Watched]) -> None:
     proxy = await through(serve(AsyncScripted).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         step = asyncio.create_task(env.step({"sleep": 0.3, "value": "x"}))
         await until(lambda: lives[0].steps)
@@ -104,7 +108,7 @@ async def test_a_step_goes_on_while_its_client_is_away(serve: Serve, through: An
 
 async def test_tool_calls_are_carried_out_once_too(serve: Serve, through: Any, lives: list[Watched]) -> None:
     proxy = await through(serve(Kit).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         for n in range(1, 6):
             proxy.cut_answers, proxy.cut_requests = n % 2, (n + 1) % 2
             assert await env.call_tool("add", amount=1) == n
@@ -113,7 +117,7 @@ async def test_tool_calls_are_carried_out_once_too(serve: Serve, through: Any, l
 
 async def test_an_error_whose_answer_was_lost_is_told_once(serve: Serve, through: Any, lives: list[Watched]) -> None:
     proxy = await through(serve(Scripted).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         proxy.cut_answers = 1
         with pytest.raises(Exception, match="no"):
@@ -124,7 +128,7 @@ async def test_an_error_whose_answer_was_lost_is_told_once(serve: Serve, through
 
 async def test_a_wrong_action_on_a_bad_network_is_refused_once(serve: Serve, through: Any) -> None:
     proxy = await through(serve(Adder).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         proxy.cut_answers = 1
         with pytest.raises(InvalidMessage):
@@ -134,7 +138,7 @@ async def test_a_wrong_action_on_a_bad_network_is_refused_once(serve: Serve, thr
 
 async def test_a_server_that_restarted_has_lost_the_episode(serve: Serve, through: Any, lives: list[Watched]) -> None:
     proxy = await through(serve(Adder).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         await env.step({"amount": 1})
         proxy.upstream = serve(Adder).port
@@ -148,11 +152,11 @@ async def test_a_server_that_restarted_has_lost_the_episode(serve: Serve, throug
         assert (await env.step({"amount": 2})).observation["total"] == 2
 
 
-async def test_a_step_on_its_way_when_the_server_restarts_is_lost(
+async def test_a_step_under_way_when_the_server_restarts_is_lost(
     serve: Serve, through: Any, lives: list[Watched]
 ) -> None:
     proxy = await through(serve(AsyncScripted).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         step = asyncio.create_task(env.step({"hang": True}))
         await until(lambda: lives[0].steps)
@@ -164,7 +168,7 @@ async def test_a_step_on_its_way_when_the_server_restarts_is_lost(
 
 async def test_a_server_that_drains_loses_the_episode(serve: Serve) -> None:
     server = serve(Adder)
-    async with Client(server.url, reconnect=BRIEF) as env:
+    async with client(server.url, BRIEF) as env:
         await env.reset()
         server.begin_to_stop()
         await until(lambda: not server.thread.is_alive())
@@ -174,7 +178,7 @@ async def test_a_server_that_drains_loses_the_episode(serve: Serve) -> None:
 
 async def test_a_server_that_stays_away_has_lost_the_episode(serve: Serve, through: Any) -> None:
     proxy = await through(serve(Adder).port)
-    async with Client(proxy.url, reconnect=BRIEF) as env:
+    async with client(proxy.url, BRIEF) as env:
         await env.reset()
         proxy.refuse = True
         proxy.cut()
@@ -186,7 +190,7 @@ async def test_a_server_that_stays_away_has_lost_the_episode(serve: Serve, throu
 
 async def test_a_server_that_comes_back_in_time_is_found(serve: Serve, through: Any) -> None:
     proxy = await through(serve(Adder).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         await env.step({"amount": 3})
         proxy.refuse = True
@@ -199,7 +203,7 @@ async def test_a_server_that_comes_back_in_time_is_found(serve: Serve, through: 
 
 async def test_a_client_may_refuse_to_come_back(serve: Serve, through: Any, lives: list[Watched]) -> None:
     proxy = await through(serve(Adder).port)
-    async with Client(proxy.url, reconnect=Reconnect(within=0)) as env:
+    async with client(proxy.url, Reconnect(within=0)) as env:
         await env.reset()
         proxy.cut()
         with pytest.raises(EpisodeLost):
@@ -211,12 +215,12 @@ async def test_a_client_may_refuse_to_come_back(serve: Serve, through: Any, live
 async def test_a_session_that_gave_way_is_a_lost_episode(serve: Serve, through: Any) -> None:
     server = serve(Adder, max_sessions=1, give_way_after=0.0)
     proxy = await through(server.port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         proxy.refuse = True
         proxy.cut()
         await asyncio.sleep(0.1)
-        async with Client(server.url) as other:
+        async with client(server.url) as other:
             await other.reset()
         proxy.refuse = False
         with pytest.raises(EpisodeLost):
@@ -225,7 +229,7 @@ async def test_a_session_that_gave_way_is_a_lost_episode(serve: Serve, through: 
 
 async def test_a_network_that_swallows_answers_ends_in_a_deadline(serve: Serve, through: Any) -> None:
     proxy = await through(serve(Adder).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         proxy.swallow_answers = True
         with pytest.raises(DeadlineExceeded):
@@ -237,7 +241,7 @@ async def test_a_network_that_swallows_answers_ends_in_a_deadline(serve: Serve, 
 
 async def test_closing_on_a_dead_network_returns(serve: Serve, through: Any, lives: list[Watched]) -> None:
     proxy = await through(serve(Adder, resume_window=0.2).port)
-    env = await Client.connect(proxy.url, reconnect=QUICK)
+    env = await client(proxy.url).__aenter__()
     await env.reset()
     proxy.swallow_answers = True
     await asyncio.wait_for(env.close(), 5)
@@ -245,11 +249,9 @@ async def test_closing_on_a_dead_network_returns(serve: Serve, through: Any, liv
     await until(lambda: lives[0].closes == 1)
 
 
-async def test_closing_while_coming_back_returns_and_leaves_nothing(
-    serve: Serve, through: Any, lives: list[Watched]
-) -> None:
+async def test_closing_while_coming_back_leaves_nothing(serve: Serve, through: Any, lives: list[Watched]) -> None:
     proxy = await through(serve(Adder, resume_window=0.2).port)
-    env = await Client.connect(proxy.url, reconnect=QUICK)
+    env = await client(proxy.url).__aenter__()
     await env.reset()
     proxy.refuse = True
     proxy.cut()
@@ -264,19 +266,17 @@ async def test_closing_while_coming_back_returns_and_leaves_nothing(
 async def test_a_refusal_that_comes_with_the_handshake_is_heard(serve: Serve, through: Any, hold: float) -> None:
     server = serve(Adder, max_sessions=1)
     proxy = await through(server.port)
-    async with Client(server.url) as first:
+    async with client(server.url) as first:
         await first.reset()
         proxy.hold_answers = hold
-        async with Client(proxy.url, timeouts=Timeouts(request=2)) as second:
+        async with client(proxy.url) as second:
             with pytest.raises(Exception, match="capacity"):
                 await second.reset()
 
 
-async def test_a_session_that_is_gone_when_its_client_returns_is_lost_even_if_told_at_once(
-    serve: Serve, through: Any
-) -> None:
+async def test_a_session_that_is_gone_is_lost_even_if_told_at_once(serve: Serve, through: Any) -> None:
     proxy = await through(serve(Adder).port)
-    async with Client(proxy.url, reconnect=QUICK, timeouts=Timeouts(request=3)) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         proxy.upstream = serve(Adder).port
         proxy.hold_answers = 0.1
@@ -287,7 +287,7 @@ async def test_a_session_that_is_gone_when_its_client_returns_is_lost_even_if_to
 
 async def test_a_cut_right_after_the_handshake_is_survived(serve: Serve, through: Any, lives: list[Watched]) -> None:
     proxy = await through(serve(Adder).port)
-    async with Client(proxy.url, reconnect=QUICK) as env:
+    async with client(proxy.url) as env:
         await env.reset()
         proxy.cut()
         step = asyncio.create_task(env.step({"amount": 1}))

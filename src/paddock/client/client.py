@@ -15,7 +15,6 @@ from pydantic import BaseModel, ValidationError
 from paddock.client.policy import Reconnect, Timeouts
 from paddock.config import read_variables
 from paddock.errors import ConfigError, InvalidMessage, ServerError, ToolFailure
-from paddock.protocol.codec import model_fields
 from paddock.types import StepResult, ToolInfo
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class Client(Generic[ObservationT]):
     def transport(self) -> Transport:
         return self._transport
 
-    async def reset(self, *, timeout: float | None = None, **arguments: Any) -> StepResult[ObservationT]:
+    async def reset(self, /, *, timeout: float | None = None, **arguments: Any) -> StepResult[ObservationT]:
         """Begin a new episode, also after the last one was lost."""
         if arguments.keys() - KNOWN_TO_ALL:
             await self._warn_of_unknown(arguments.keys() - KNOWN_TO_ALL)
@@ -112,14 +111,14 @@ class Client(Generic[ObservationT]):
         Raises InvalidMessage for an action that does not fit (nothing was done), EnvironmentFailure if
         the environment failed, EpisodeLost if the connection dropped for good.
         """
-        data = action if isinstance(action, dict) else model_fields(action)
+        data = action if isinstance(action, dict) else action.model_dump(mode="json", by_alias=True)
         reply = await self._request({"type": "step", "data": data}, timeout)
         return self._result(reply["data"], self._observation)
 
     async def state(self, *, timeout: float | None = None) -> Any:
         """The state of the episode, as a dict or the `state` model."""
         data = (await self._request({"type": "state"}, timeout))["data"]
-        return data if self._state is None else self._state.model_validate(data)
+        return data if self._state is None else self._state.model_validate(data, by_alias=True, by_name=True)
 
     async def tools(self, *, timeout: float | None = None) -> list[ToolInfo]:
         """The tools of the environment."""
@@ -174,7 +173,8 @@ class Client(Generic[ObservationT]):
         if kind is None:
             return StepResult(fields, reward, done, metadata)
         try:
-            observation = kind.model_validate({**fields, "reward": reward, "done": done})
+            whole = {**fields, "reward": reward, "done": done}
+            observation = kind.model_validate(whole, by_alias=True, by_name=True)
         except ValidationError as error:
             raise InvalidMessage(
                 f"the server's observation does not fit {kind.__name__}", hint="is this the right class?",

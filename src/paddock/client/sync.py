@@ -35,6 +35,7 @@ class SyncClient(Generic[ObservationT]):
         try:
             self._portal.call(self._client.__aenter__)
         except BaseException:
+            self._started = None
             self._stack.close()
             raise
         return self
@@ -48,7 +49,7 @@ class SyncClient(Generic[ObservationT]):
             self._started = self._stack.enter_context(start_blocking_portal("asyncio"))
         return self._started
 
-    def reset(self, *, timeout: float | None = None, **arguments: Any) -> StepResult[ObservationT]:
+    def reset(self, /, *, timeout: float | None = None, **arguments: Any) -> StepResult[ObservationT]:
         return self._portal.call(partial(self._client.reset, timeout=timeout, **arguments))
 
     def step(self, action: Any, *, timeout: float | None = None) -> StepResult[ObservationT]:

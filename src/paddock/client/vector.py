@@ -23,6 +23,7 @@ from paddock.errors import (
     DeadlineExceeded,
     EpisodeLost,
     PaddockError,
+    SessionClosed,
     SessionNotFound,
     from_wire,
 )
@@ -110,8 +111,11 @@ class Trunk:
         # The token of any lane leads back to the process that keeps them all.
         kept = next((lane.token for lane in self.lanes.values() if lane.token is not None), None)
         headers = {**self._headers, **({"Session-Resume": kept} if kept else {})}
-        self._link = await connect(self._address, headers, self._received, self._dropped, self._timeouts.connect)
-        return "Paddock-Version" in self._link.headers
+        link = await connect(self._address, headers, self._received, self._dropped, self._timeouts.connect)
+        self._link = link
+        if link.is_lost:
+            raise ConnectFailed("the server hung up at once", hint="is it shutting down?")
+        return "Paddock-Version" in link.headers
 
     async def open_lanes(self, keys: Sequence[str], queue_timeout: float | None) -> None:
         """Open a session for each key. A refused one carries its error."""
@@ -165,15 +169,15 @@ class Trunk:
             self.send([lane.frame])
 
     def _session_error(self, lane: Lane, error: PaddockError) -> None:
-        if isinstance(error, SessionNotFound) and lane.opened.done():
-            error = EpisodeLost("the episode is lost: the server no longer keeps the session")
+        if isinstance(error, (SessionNotFound, SessionClosed)) and lane.opened.done():
+            error = EpisodeLost(f"the episode is lost: {error.message}")
         lane.fail(error)
 
-    def _dropped(self, link: Link, code: int, reason: str) -> None:
+    def _dropped(self, link: Link) -> None:
         if link is not self._link or self._closed:
             return
         self._link = None
-        self._returning = asyncio.get_running_loop().create_task(self._return(f"{code} {reason}".rstrip()))
+        self._returning = asyncio.get_running_loop().create_task(self._return(f"{link.code} {link.reason}".rstrip()))
 
     async def _return(self, why: str) -> None:
         loop = asyncio.get_running_loop()

@@ -96,6 +96,7 @@ class Conversation:
         self._backlog: deque[Single | Refused] = deque()
         self._opening: asyncio.Task[None] | None = None
         self._calling: asyncio.Task[None] | None = None
+        self._calling_number: int | None = None
         self._over = False
 
     def _token_to_hand_out(self) -> str | None:
@@ -256,6 +257,7 @@ class Conversation:
         elif isinstance(message, McpMessage):
             self._answering = True
             self._calling = self.service.spawn(self._answer_mcp(session, message))
+            self._calling_number = message.id
         elif isinstance(message, CancelMessage):
             session.cancel(message.data)
         else:
@@ -294,6 +296,8 @@ class Conversation:
 
     def _cancel(self, session: Session, number: int) -> None:
         waiting = next((m for m in self._backlog if not isinstance(m, Refused) and m.id == number), None)
+        if waiting is None and self._calling is not None and self._calling_number == number:
+            self._calling.cancel()
         if waiting is None:
             session.cancel(number)
             return
@@ -306,14 +310,17 @@ class Conversation:
         self.socket.close(NORMAL)
 
     async def _answer_mcp(self, session: Session, message: McpMessage) -> None:
-        response = await answer(self.service, SocketCaller(session), message.data)
-        if response is not None:
-            frame = _write_mcp(response, message.id)
-            if message.id is not None:
-                session.ledger.record(message.id, frame)
-            session.send(frame)
-        self._answering = False
-        self._go_on()
+        try:
+            response = await answer(self.service, SocketCaller(session), message.data)
+            if response is not None:
+                frame = _write_mcp(response, message.id)
+                if message.id is not None:
+                    session.ledger.record(message.id, frame)
+                session.send(frame)
+        finally:
+            self._calling = None
+            self._answering = False
+            self._go_on()
 
 
 def request_in(message: Any) -> Step | Reset | GetState | None:

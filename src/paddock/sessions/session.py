@@ -164,7 +164,7 @@ class Session:
                 self._carry_out(work)
         elif self.closed or self._current is None:
             work.settle(SessionClosed("the session is closed"))
-        elif self._current.settled:
+        elif self._current.settled and self._current.task is None:
             work.settle(self._busy())
         elif len(self._waiting) >= MOST_WAITING:
             work.settle(SessionBusy(f"{MOST_WAITING} requests are waiting already", hint="await the answers"))

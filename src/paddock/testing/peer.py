@@ -104,8 +104,8 @@ class Wire:
     async def _next(self) -> bytes | Goodbye:
         return await answered(self._frames.get(), self._timeout)
 
-    def _lost(self, _: Link, code: int, reason: str) -> None:
-        self._frames.put_nowait(Goodbye(code, reason))
+    def _lost(self, link: Link) -> None:
+        self._frames.put_nowait(Goodbye(link.code, link.reason))
 
 
 class Peer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,9 +14,12 @@ from paddock.client.policy import Timeouts
 from paddock.errors import (
     ConnectFailed,
     DeadlineExceeded,
+    EpisodeLost,
     InvalidMessage,
     PaddockError,
     ServerError,
+    SessionClosed,
+    SessionNotFound,
     Unauthorized,
     from_wire,
 )
@@ -90,6 +94,11 @@ class HttpTransport:
         return await get_json(self.base + path, self._headers, self.timeouts.connect)
 
     async def close(self) -> None:
+        """End the episode on the server too, as far as it knows how."""
+        if self._session is not None:
+            call = {"jsonrpc": "2.0", "id": 0, "method": "openenv/session/close"}
+            with suppress(PaddockError):
+                await self.request({"type": "mcp", "data": call}, self.timeouts.connect)
         await self._connection.close()
 
     def _in_session(self, call: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +118,10 @@ class HttpTransport:
         except (OSError, h11.RemoteProtocolError) as error:
             raise ConnectFailed(f"cannot reach {self.base}: {error}", hint="is the server up?") from error
         if status >= 400:
-            raise error_of(status, answer)
+            problem = error_of(status, answer)
+            if isinstance(problem, (SessionNotFound, SessionClosed)):
+                self._session = None
+                raise EpisodeLost(f"the episode is lost: {problem.message}", hint="call reset() to begin a new one")
+            raise problem
         self._session = received.get("session-id", self._session)
         return orjson.loads(answer)

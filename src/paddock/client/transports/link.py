@@ -23,16 +23,19 @@ quiet.setLevel(logging.CRITICAL)
 
 
 class Link(WSListener):
-    """`received(bytes)` for every message, `lost(code, reason)` once at the end."""
+    """`received(bytes)` for every message, `lost(link)` once at the end.
 
-    def __init__(self, received: Callable[[bytes], None], lost: Callable[[Link, int, str], None]) -> None:
+    Both may be called before `connect` has returned, when all of it arrives together.
+    """
+
+    def __init__(self, received: Callable[[bytes], None], lost: Callable[[Link], None]) -> None:
         self.transport: WSTransport
         self.headers: Any = {}
         self.is_lost = False
         self._received = received
         self._lost = lost
         self._parts: list[bytes] = []
-        self._code, self._reason = 1006, ""
+        self.code, self.reason = 1006, ""
 
     def send(self, frame: bytes) -> None:
         self.transport.send(WSMsgType.TEXT, frame)
@@ -59,8 +62,8 @@ class Link(WSListener):
         if kind == WSMsgType.TEXT and frame.fin:
             self._received(frame.get_payload_as_bytes())
         elif kind == WSMsgType.CLOSE:
-            self._code = int(frame.get_close_code())  # type: ignore[call-overload]
-            self._reason = frame.get_close_reason() or ""
+            self.code = int(frame.get_close_code())  # type: ignore[call-overload]
+            self.reason = frame.get_close_reason() or ""
             transport.send_close(frame.get_close_code())
             transport.disconnect()
         elif kind in (WSMsgType.TEXT, WSMsgType.CONTINUATION):
@@ -71,14 +74,14 @@ class Link(WSListener):
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self.is_lost = True
-        self._lost(self, self._code, self._reason)
+        self._lost(self)
 
 
 async def connect(
     url: str,
     headers: dict[str, str],
     received: Callable[[bytes], None],
-    lost: Callable[[Link, int, str], None],
+    lost: Callable[[Link], None],
     timeout: float | None,
 ) -> Link:
     """Open a connection. Raises ConnectFailed, saying what to check."""
@@ -103,7 +106,10 @@ async def connect(
         raise ConnectFailed(
             f"cannot connect to {url}: {error}", hint="is the server up, and the port right?"
         ) from error
-    assert isinstance(link, Link)
+    except Exception as error:
+        raise ConnectFailed(f"the handshake with {url} failed: {error!r}") from error
+    if not isinstance(link, Link):
+        raise ConnectFailed(f"{url} hung up during the handshake", hint="is the server starting, or behind a proxy?")
     return link
 
 

@@ -9,7 +9,7 @@ import orjson
 from pydantic import ValidationError
 
 from paddock.config import Limits
-from paddock.errors import InvalidMessage, PaddockError
+from paddock.errors import ClientError, InvalidMessage, PaddockError
 from paddock.protocol import jsonrpc, mcp
 from paddock.protocol.codec import encode, model_fields, observation_data
 from paddock.protocol.episode import CallTool, GetState, ListTools, Reset, Step
@@ -36,15 +36,25 @@ class MemoryTransport:
         self._manager: SessionManager | None = None
         self._session: Session | None = None
         self._ticking: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
+        self._closed = False
 
     async def open(self) -> None:
-        self._manager = SessionManager(self.blueprint, Limits(max_sessions=1))
-        self._session = await self._manager.open(Door.CREATED)
-        self._ticking = asyncio.create_task(self._tick(self._manager))
+        """Build the environment, unless that has happened."""
+        async with self._opening:
+            if self._session is not None:
+                return
+            self._closed = False
+            manager = SessionManager(self.blueprint, Limits(max_sessions=1))
+            session = await manager.open(Door.CREATED)
+            session.attach(self)
+            self._manager, self._session = manager, session
+            self._ticking = asyncio.create_task(self._tick(manager))
 
     async def request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-        if self._session is None:
-            await self.open()
+        if self._closed:
+            raise ClientError("the client is closed")
+        await self.open()
         assert self._session is not None
         kind = message["type"]
         if kind == "mcp":
@@ -57,9 +67,20 @@ class MemoryTransport:
     async def fetch(self, path: str) -> Any:
         if path == "/schema":
             return self.blueprint.schemas()
+        if path == "/metadata":
+            await self.open()
+            assert self._session is not None
+            return self.blueprint.metadata_of(self._session.environment).model_dump()
         raise InvalidMessage(f"an environment in memory has no {path}")
 
+    def send(self, frame: bytes) -> None:
+        """Answers are returned, not sent."""
+
+    def session_closed(self, error: PaddockError) -> None:
+        """Only `close` ends it."""
+
     async def close(self) -> None:
+        self._closed = True
         if self._manager is not None:
             if self._ticking is not None:
                 self._ticking.cancel()

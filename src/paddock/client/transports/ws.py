@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -24,6 +25,7 @@ from paddock.errors import (
     DeadlineExceeded,
     EpisodeLost,
     PaddockError,
+    SessionClosed,
     SessionNotFound,
     from_wire,
 )
@@ -42,7 +44,7 @@ class Pending:
 
     def __init__(self, frame: bytes) -> None:
         self.frame = frame
-        self.answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[dict[str, Any] | PaddockError] = asyncio.get_running_loop().create_future()
 
 
 class WebSocketTransport:
@@ -67,6 +69,8 @@ class WebSocketTransport:
         self._queue_timeout = queue_timeout
         self._on_queue = on_queue
         self._open_link = link
+        self._opening = asyncio.Lock()
+        self._attempt = 0
         self._link: Link | None = None
         self._token: str | None = None
         self._number = 0
@@ -79,23 +83,33 @@ class WebSocketTransport:
     # -- Transport --------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        headers = dict(self._headers)
-        if self._reconnect.within > 0:
-            headers["Session-Resume"] = "new"
-        if self._queue_timeout is not None:
-            headers["Queue-Timeout"] = f"{self._queue_timeout:g}"
-        self._lost = None
-        self._link = await self._connect(headers)
-        self._token = self._link.headers.get("Session-Id")
-        self.foreign = "Paddock-Version" not in self._link.headers
+        """Connect, unless that has happened."""
+        async with self._opening:
+            if self._link is not None or self._returning is not None:
+                return
+            headers = dict(self._headers)
+            if self._reconnect.within > 0:
+                headers["Session-Resume"] = "new"
+            if self._queue_timeout is not None:
+                headers["Queue-Timeout"] = f"{self._queue_timeout:g}"
+            self._lost = None
+            self._closed = False
+            link = await self._connect(headers)
+            self.foreign = "Paddock-Version" not in link.headers
+            if self._lost is None:
+                self._token = link.headers.get("Session-Id")
+                self._adopt(link)
 
     async def request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        if self._closed:
+            raise ClientError("the client is closed")
         if self._lost is not None:
             if message["type"] != "reset":
                 raise self._lost
             self._forget_episode()
-        if self._link is None and self._returning is None:
-            await self.open()
+        await self.open()
+        if self._lost is not None:
+            raise self._lost
         pending = self._send(message, timeout)
         try:
             async with asyncio.timeout(timeout):
@@ -109,6 +123,8 @@ class WebSocketTransport:
         except asyncio.CancelledError:
             self._give_up(pending)
             raise
+        if isinstance(reply, PaddockError):
+            raise reply
         if reply["type"] == "error":
             raise from_wire(reply["data"])
         return reply
@@ -160,7 +176,9 @@ class WebSocketTransport:
 
     # -- receiving --------------------------------------------------------------------------------
 
-    def _received(self, raw: bytes) -> None:
+    def _received(self, attempt: int, raw: bytes) -> None:
+        if attempt != self._attempt:
+            return
         reply = orjson.loads(raw)
         if reply["type"] == "queued":
             if self._on_queue is not None:
@@ -181,47 +199,60 @@ class WebSocketTransport:
 
     def _refused(self, error: PaddockError) -> None:
         """The server speaks of the session itself: it is not there, or not any more."""
-        if isinstance(error, SessionNotFound):
-            error = self._episode_lost("the server no longer keeps the session")
+        if isinstance(error, (SessionNotFound, SessionClosed)):
+            error = self._episode_lost(error.message)
         self._token = None
         self._fail(error)
 
-    def _dropped(self, link: Link, code: int, reason: str) -> None:
+    def _adopt(self, link: Link) -> None:
+        """From now on this is our connection, unless it is lost already."""
+        self._link = link
+        if link.is_lost:
+            self._dropped(link)
+
+    def _dropped(self, link: Link) -> None:
         if link is not self._link:
             return
         self._link = None
         if self._closed:
             return
         if self._token is None or self._reconnect.within <= 0:
-            self._fail(self._lost or self._episode_lost(f"the connection dropped ({code} {reason})".rstrip()))
+            why = f"the connection dropped ({link.code} {link.reason})".rstrip()
+            self._fail(self._lost or self._episode_lost(why))
         elif self._returning is None:
             self._returning = asyncio.get_running_loop().create_task(self._return())
 
     async def _return(self) -> None:
         """Come back to the same session and repeat what is unanswered."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._reconnect.within
         try:
-            for pause in self._reconnect.pauses():
-                token = self._token
-                if token is None:
-                    return
-                try:
-                    self._link = await self._connect({**self._headers, "Session-Resume": token})
-                    break
-                except ConnectFailed as error:
-                    if loop.time() + pause > deadline:
-                        self._token = None
-                        self._fail(self._episode_lost(f"could not reconnect: {error}"))
-                        return
-                await asyncio.sleep(pause)
+            link = await self._reach_again()
+        except ConnectFailed as error:
+            self._token = None
+            self._fail(self._episode_lost(f"could not reconnect: {error}"))
+            return
         finally:
             self._returning = None
+        if self._lost is not None:
+            return
         self.reconnects += 1
         logger.info("reconnected to %s, the episode goes on", self.base)
+        self._adopt(link)
         if self._link is not None:
             for pending in self._numbered.values():
                 self._link.send(pending.frame)
+
+    async def _reach_again(self) -> Link:
+        """Connect under the session's token, for as long as the policy allows."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._reconnect.within
+        for pause in self._reconnect.pauses():
+            try:
+                return await self._connect({**self._headers, "Session-Resume": self._token or ""})
+            except ConnectFailed:
+                if loop.time() + pause > deadline:
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError("pauses never end")
 
     def _episode_lost(self, why: str) -> EpisodeLost:
         return EpisodeLost(f"the episode is lost: {why}", hint="call reset() to begin a new one")
@@ -234,11 +265,14 @@ class WebSocketTransport:
         self._in_order.clear()
         for pending in waiting:
             if not pending.answer.done():
-                pending.answer.set_exception(error)
+                pending.answer.set_result(error)
 
     def _forget_episode(self) -> None:
         self._lost = None
         self._token = None
+        if self._returning is not None:
+            self._returning.cancel()
+            self._returning = None
         link, self._link = self._link, None
         if link is not None and not link.is_lost:
             link.close()
@@ -246,5 +280,7 @@ class WebSocketTransport:
     async def _connect(self, headers: dict[str, str]) -> Link:
         scheme, host, path, _, _ = urlsplit(self.base)
         address = urlunsplit(("wss" if scheme == "https" else "ws", host, f"{path}/ws", "", ""))
-        opened: Link = await self._open_link(address, headers, self._received, self._dropped, self.timeouts.connect)
+        self._attempt += 1
+        received = partial(self._received, self._attempt)
+        opened: Link = await self._open_link(address, headers, received, self._dropped, self.timeouts.connect)
         return opened

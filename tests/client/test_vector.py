@@ -1,0 +1,199 @@
+"""Many sessions at once: one failing never hurts the others."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from environments import Add, Adder, AsyncScripted, InlineAdder, Scripted, Watched
+from running import Serve
+
+from paddock import VectorClient
+from paddock.client.policy import Reconnect, Timeouts
+from paddock.config import Access
+from paddock.errors import (
+    CapacityReached,
+    ClientError,
+    ConnectFailed,
+    DeadlineExceeded,
+    EnvironmentFailure,
+    EpisodeLost,
+    InvalidMessage,
+    PaddockError,
+)
+from paddock.types import StepResult
+
+from .conftest import until
+
+pytestmark = pytest.mark.anyio
+QUICK = Reconnect(within=5, first_pause=0.01, longest_pause=0.05)
+
+
+def vector(url: str, sessions: int, **options: Any) -> VectorClient:
+    return VectorClient(url, sessions, **{"reconnect": QUICK, "timeouts": Timeouts(request=6), **options})
+
+
+def totals(results: list[Any]) -> list[Any]:
+    return [result.observation["total"] if isinstance(result, StepResult) else type(result) for result in results]
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+@pytest.mark.parametrize("make", [Adder, InlineAdder])
+async def test_many_episodes_side_by_side(serve: Serve, lives: list[Watched], make: Any, connections: int) -> None:
+    async with vector(serve(make, max_sessions=20).url, 20, connections=connections) as envs:
+        assert totals(await envs.reset_all(seeds=range(20))) == list(range(20))
+        assert totals(await envs.step_all([{"amount": n} for n in range(20)])) == [2 * n for n in range(20)]
+        assert totals(await envs.step({3: Add(amount=1), 1: Add(amount=1)})) == [7, 3]
+        assert len(envs) == 20
+    await until(lambda: [life.closes for life in lives] == [1] * 20)
+
+
+async def test_a_failing_session_hurts_nobody(serve: Serve) -> None:
+    async with vector(serve(Scripted).url, 4) as envs:
+        await envs.reset_all()
+        actions = [{"value": 0}, {"fail": "no"}, {"nonsense": 1}, {"value": 3}]
+        first, failed, refused, last = await envs.step_all(actions)
+        assert isinstance(first, StepResult)
+        assert isinstance(failed, EnvironmentFailure)
+        assert isinstance(refused, InvalidMessage)
+        assert isinstance(last, StepResult)
+        again = await envs.step_all([{"value": n} for n in range(4)])
+        assert [one.observation["value"] for one in again] == [0, 1, 2, 3]  # type: ignore[union-attr]
+
+
+async def test_a_slow_session_delays_only_itself(serve: Serve) -> None:
+    async with vector(serve(Scripted).url, 2) as envs:
+        slow = asyncio.create_task(envs.step({0: {"sleep": 0.5, "value": "slow"}}))
+        (fast,) = await asyncio.wait_for(envs.step({1: {"value": "fast"}}), 0.4)
+        assert isinstance(fast, StepResult)
+        assert not slow.done()
+        await slow
+
+
+async def test_a_server_that_is_too_small_refuses_the_rest(serve: Serve) -> None:
+    async with vector(serve(Adder, max_sessions=2).url, 3) as envs:
+        kinds = totals(await envs.reset_all())
+        assert sorted(map(str, kinds)) == ["0", "0", str(CapacityReached)]
+
+
+async def test_a_server_without_room_raises(serve: Serve) -> None:
+    server = serve(Adder, max_sessions=1)
+    async with vector(server.url, 1):
+        with pytest.raises(CapacityReached):
+            await vector(server.url, 2).open()
+
+
+async def test_sessions_may_wait_in_line(serve: Serve) -> None:
+    server = serve(Adder, max_sessions=1)
+    first = vector(server.url, 1)
+    await first.open()
+    waiting = asyncio.create_task(_total(vector(server.url, 1, queue_timeout=5)))
+    await until(lambda: server.health()["waiting"] == 1)
+    await first.close()
+    assert await asyncio.wait_for(waiting, 3) == [0]
+
+
+async def _total(envs: VectorClient) -> list[Any]:
+    async with envs:
+        return totals(await envs.reset_all())
+
+
+async def test_a_bad_network_costs_nothing(serve: Serve, through: Any, lives: list[Watched]) -> None:
+    proxy = await through(serve(Adder, max_sessions=8).port)
+    async with vector(proxy.url, 8) as envs:
+        await envs.reset_all()
+        for n in range(1, 11):
+            proxy.cut_requests, proxy.cut_answers = n % 2, n % 3 == 0
+            assert totals(await envs.step_all([{"amount": 1}] * 8)) == [n] * 8
+    assert [life.steps for life in lives] == [10] * 8
+
+
+async def test_a_server_that_restarted_has_lost_the_episodes(serve: Serve, through: Any) -> None:
+    proxy = await through(serve(Adder).port)
+    async with vector(proxy.url, 2) as envs:
+        await envs.reset_all()
+        proxy.upstream = serve(Adder).port
+        proxy.cut()
+        assert totals(await envs.step_all([{"amount": 1}] * 2)) == [EpisodeLost] * 2
+        assert totals(await envs.reset_all()) == [0, 0]
+
+
+async def test_a_server_that_hangs_up_on_us_is_tried_again(serve: Serve, through: Any) -> None:
+    proxy = await through(serve(Adder).port)
+    async with vector(proxy.url, 2) as envs:
+        await envs.reset_all()
+        proxy.refuse = True
+        proxy.cut()
+        step = asyncio.create_task(envs.step_all([{"amount": 1}] * 2))
+        await asyncio.sleep(0.2)
+        proxy.refuse = False
+        assert totals(await step) == [1, 1]
+
+
+async def test_a_deadline_is_a_value_too(serve: Serve, lives: list[Watched]) -> None:
+    async with vector(serve(AsyncScripted).url, 2, timeouts=Timeouts(request=0.3)) as envs:
+        quick, late = await envs.step_all([{"value": 1}, {"hang": True}])
+        assert isinstance(quick, StepResult)
+        assert isinstance(late, DeadlineExceeded)
+        await until(lambda: sum(life.cancelled for life in lives) == 1)
+        (again,) = await envs.step({1: {"value": 2}})
+        assert isinstance(again, StepResult)
+
+
+async def test_cancelling_stops_every_step(serve: Serve, lives: list[Watched]) -> None:
+    async with vector(serve(AsyncScripted).url, 3) as envs:
+        step = asyncio.create_task(envs.step_all([{"hang": True}] * 3))
+        await until(lambda: all(life.steps for life in lives))
+        step.cancel()
+        await until(lambda: [life.cancelled for life in lives] == [1, 1, 1])
+
+
+async def test_two_steps_at_once_in_one_session_are_refused(serve: Serve) -> None:
+    async with vector(serve(Scripted).url, 2) as envs:
+        first = asyncio.create_task(envs.step({0: {"sleep": 0.2, "value": 1}}))
+        await asyncio.sleep(0.05)
+        with pytest.raises(ClientError):
+            await envs.step({1: {"value": 2}, 0: {"value": 2}})
+        assert isinstance((await first)[0], StepResult)
+        assert isinstance((await envs.step({1: {"value": 3}}))[0], StepResult)
+
+
+async def test_wrong_counts_are_clear_errors(serve: Serve) -> None:
+    async with vector(serve(Adder).url, 2) as envs:
+        with pytest.raises(ClientError, match="3 actions for 2"):
+            await envs.step_all([{"amount": 1}] * 3)
+        with pytest.raises(ClientError, match="1 seeds for 2"):
+            await envs.reset_all(seeds=[1])
+    with pytest.raises(ClientError):
+        VectorClient("http://127.0.0.1:9", 0)
+
+
+async def test_nobody_there_is_a_clear_error() -> None:
+    with pytest.raises(ConnectFailed):
+        await vector("http://127.0.0.1:9", 2).open()
+
+
+async def test_a_token_is_sent(serve: Serve) -> None:
+    server = serve(Adder, access=Access(token="secret"))
+    async with vector(server.url, 2, token="secret") as envs:
+        assert totals(await envs.reset_all()) == [0, 0]
+    with pytest.raises(ConnectFailed):
+        await vector(server.url, 2, token="wrong").open()
+
+
+async def test_a_hundred_sessions_in_one_frame(serve: Serve) -> None:
+    async with vector(serve(InlineAdder, max_sessions=300).url, 300) as envs:
+        await envs.reset_all()
+        for n in range(1, 4):
+            assert totals(await envs.step_all([{"amount": 1}] * 300)) == [n] * 300
+
+
+async def test_a_session_the_server_ended_is_an_error_and_the_others_go_on(serve: Serve) -> None:
+    server = serve(Adder)
+    async with vector(server.url, 2) as envs:
+        await envs.reset_all()
+        victim = server.service.manager.sessions()[0].id
+        session = next(one for one in server.service.manager._sessions.values() if one.id == victim)
+        server.service.manager.loop.call_soon_threadsafe(session.close, "test")
+        await until(lambda: server.health()["sessions"] == 1)
+        results = await envs.step_all([{"amount": 1}] * 2)
+        assert sum(isinstance(result, PaddockError) for result in results) == 1
