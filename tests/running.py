@@ -4,10 +4,11 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import uvicorn
+import uvicorn.server
 
 from environments import Watched
 from paddock import create_app
@@ -18,22 +19,17 @@ from wire import Http, RawSocket, Socket, open_socket
 LIMITS = {"max_sessions": 4, "drain_grace": 1.0}
 
 
-class Prompt(uvicorn.Server):
-    """uvicorn that stops when it is told to, not at its next look at the flag."""
+class Hurried:
+    """asyncio as uvicorn sees it here: its pauses of a tenth of a second are short ones."""
 
-    async def main_loop(self) -> None:
-        self.loop, self.told = asyncio.get_running_loop(), asyncio.Event()
-        await self.on_tick(0)
-        await self.told.wait()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
 
-    def begin_to_stop(self) -> None:
-        self.should_exit = True
-        with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self.told.set)
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.005))
 
 
-class PromptDraining(Prompt, DrainingServer):
-    """The same for `paddock serve`."""
+uvicorn.server.asyncio = Hurried()  # type: ignore[assignment]
 
 
 class Running:
@@ -49,7 +45,7 @@ class Running:
         self.url = f"http://127.0.0.1:{self.port}"
         self.clients = ExitStack()
         if kind == "fast":
-            self.server: Prompt = PromptDraining(server_config(self.app), self.service)
+            self.server: uvicorn.Server = DrainingServer(server_config(self.app), self.service)
         else:
             asgi = uvicorn.Config(
                 self.app,
@@ -58,11 +54,11 @@ class Running:
                 lifespan="on",
                 log_config=None,
             )
-            self.server = Prompt(asgi)
+            self.server = uvicorn.Server(asgi)
         self.factory = _loop_factory() if kind == "fast" else None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
-        wait_until(lambda: hasattr(self.server, "told") or not self.thread.is_alive())
+        wait_until(lambda: self.server.started or not self.thread.is_alive())
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=self.factory) as runner:
@@ -94,7 +90,7 @@ class Running:
 
     def begin_to_stop(self) -> None:
         """What SIGTERM does."""
-        self.server.begin_to_stop()
+        self.server.should_exit = True
 
     def stop(self) -> None:
         self.clients.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -43,11 +44,14 @@ class Limits:
             raise ConfigError(f"max_sessions is {self.max_sessions}", hint="allow at least one session")
         for name in ("session_timeout", "step_timeout"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} is {value}", hint="give seconds above 0, or None for no limit")
         for name in ("queue_timeout", "resume_window", "give_way_after", "drain_grace"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds, 0 or more")
+        for name in ("ping_interval", "ping_timeout"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")
         if self.message_bytes < 1 or self.threads < 1:
             raise ConfigError("message_bytes and threads must be at least 1")
 
@@ -101,7 +105,7 @@ def read_variables(environ: Mapping[str, str] | None = None) -> Variables:
     source = os.environ if environ is None else environ
     mode = source.get("PADDOCK_MODE") or source.get("OPENENV_MODE") or "simulation"
     count = source.get("PADDOCK_MAX_SESSIONS") or source.get("MAX_CONCURRENT_ENVS")
-    if count is not None and not count.isdigit():
+    if count is not None and not (count.isascii() and count.isdigit()):
         raise ConfigError(f"PADDOCK_MAX_SESSIONS is {count!r}", hint="give a whole number")
     return Variables(
         auth_token=source.get("PADDOCK_AUTH_TOKEN") or None,

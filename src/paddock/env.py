@@ -56,6 +56,8 @@ class Environment(Generic[ActionT, ObservationT, StateT]):
     reset_observation_type: ClassVar[Any] = None
     state_type: ClassVar[Any] = State
 
+    _types: ClassVar[tuple[Any, ...]] = (ActionT, ObservationT, StateT)  # type: ignore[misc]
+
     def __init__(self, transform: Callable[[Any], Any] | None = None, rubric: Any = None) -> None:
         self.transform = transform
         self.rubric = rubric
@@ -64,12 +66,13 @@ class Environment(Generic[ActionT, ObservationT, StateT]):
         super().__init_subclass__(**keywords)
         for base in vars(cls).get("__orig_bases__", ()):
             origin = get_origin(base)
-            if not (isinstance(origin, type) and issubclass(origin, Environment)):
-                continue
-            names = ("action_type", "observation_type", "state_type")
-            for name, argument in zip(names, get_args(base), strict=False):
-                if not isinstance(argument, TypeVar) and name not in vars(cls):
-                    setattr(cls, name, argument)
+            if isinstance(origin, type) and issubclass(origin, Environment):
+                # A class in between may leave some of the three open, and name them in another order.
+                given = dict(zip(origin.__parameters__, get_args(base), strict=False))  # type: ignore[attr-defined]
+                cls._types = tuple(given.get(written, written) for written in origin._types)
+        for name, found in zip(("action_type", "observation_type", "state_type"), cls._types, strict=True):
+            if not isinstance(found, TypeVar) and "_types" in vars(cls) and name not in vars(cls):
+                setattr(cls, name, found)
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> ObservationT:
         """Begin a new episode and return what the agent sees first."""
@@ -139,6 +142,8 @@ class ToolEnvironment(Environment[Action, Observation, State]):
     def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         """Call a tool that is not async. Raises ToolNotFound, InvalidToolArguments or ToolFailure."""
         spec, keywords = self._bind(name, arguments)
+        if spec.is_async:
+            raise ToolFailure(f"tool {name!r} is async: use call_tool_async", tool_name=name)
         return _guard(spec, self, keywords)
 
     async def call_tool_async(self, name: str, arguments: dict[str, Any]) -> Any:

@@ -78,6 +78,7 @@ class ToolSpec:
             )
         self.function = function
         self.options = options
+        self._names: dict[str, str] = {}
         self.is_async = inspect.iscoroutinefunction(function)
         self.description, self._arguments_text = parse_docstring(function.__doc__)
 
@@ -86,14 +87,15 @@ class ToolSpec:
         """The model that a call's arguments must fit."""
         hints = get_type_hints(self.function, include_extras=True)
         fields: dict[str, Any] = {}
-        for parameter in list(inspect.signature(self.function).parameters.values())[1:]:
+        for number, parameter in enumerate(list(inspect.signature(self.function).parameters.values())[1:]):
+            name = parameter.name
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                raise ConfigError(f"tool {self.name!r} takes *{parameter.name}", hint="name every argument")
+                raise ConfigError(f"tool {self.name!r} takes *{name}", hint="name every argument")
             default = ... if parameter.default is parameter.empty else parameter.default
-            description = self._arguments_text.get(parameter.name)
-            if description is not None:
-                default = Field(default, description=description)
-            fields[parameter.name] = (hints.get(parameter.name, Any), default)
+            described = Field(default, alias=name, description=self._arguments_text.get(name))
+            # Fields have names of their own, because a model refuses some (`json`, `model_config`, `_x`).
+            fields[f"argument_{number}"] = (hints.get(name, Any), described)
+            self._names[f"argument_{number}"] = name
         config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
         return create_pydantic_model(self.name, __config__=config, **fields)
 
@@ -139,7 +141,7 @@ class ToolSpec:
                 f"{'.'.join(map(str, p['loc'])) or 'arguments'}: {p['msg']}" for p in error.errors(include_url=False)
             ]
             raise InvalidToolArguments(f"{self.name}: {'; '.join(problems)}", tool_name=self.name) from None
-        return {name: getattr(checked, name) for name in checked.__pydantic_fields_set__}
+        return {self._names[field]: getattr(checked, field) for field in checked.__pydantic_fields_set__}
 
 
 def collect_tools(cls: type) -> dict[str, ToolSpec]:

@@ -5,10 +5,9 @@ import warnings
 from typing import Any
 
 import pytest
-from environments import Add, Adder, AsyncKit, AsyncScripted, Kit, Scripted, Sum, Total, Watched
 from pydantic import Field
-from running import Serve
 
+from environments import Add, Adder, AsyncKit, AsyncScripted, Kit, Scripted, Sum, Total, Watched
 from paddock import Action, Client, Environment, Observation, State
 from paddock.client.client import UnknownResetArgument
 from paddock.client.policy import Timeouts
@@ -28,6 +27,7 @@ from paddock.errors import (
     StepTimeout,
     ToolFailure,
 )
+from running import Serve
 
 from .conftest import until
 

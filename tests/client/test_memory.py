@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from environments import Add, Adder, Alone, AsyncScripted, Did, Kit, Scripted, Sum, Total, Watched
 
+from environments import Add, Adder, Alone, AsyncScripted, Did, Kit, Scripted, Sum, Total, Watched
 from paddock import Action, Client, Environment, Observation, State
 from paddock.client.client import UnknownResetArgument
 from paddock.errors import ClientError, EnvironmentFailure, FactoryError, InvalidMessage, StepTimeout, ToolFailure
@@ -45,7 +45,7 @@ async def test_a_class_that_cannot_share_will_do(lives: list[Watched]) -> None:
 async def test_tools_work() -> None:
     async with Client(Kit) as env:
         await env.reset()
-        assert [tool.name for tool in await env.tools()][0] == "add"
+        assert "add" in [tool.name for tool in await env.tools()]
         assert await env.call_tool("add", amount=2) == 2
         with pytest.raises(ToolFailure, match="it broke"):
             await env.call_tool("fail", text="it broke")

@@ -5,12 +5,12 @@ import threading
 from typing import Any
 
 import pytest
-from environments import Add, Adder, Kit, Scripted, Total, Watched
-from running import Serve, wait_until
 
+from environments import Add, Adder, Kit, Scripted, Total, Watched
 from paddock import SyncClient
 from paddock.client.client import UnknownResetArgument
 from paddock.errors import ConnectFailed, EnvironmentFailure, InvalidMessage
+from running import Serve, wait_until
 
 
 @pytest.fixture

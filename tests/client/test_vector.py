@@ -4,9 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from environments import Add, Adder, AsyncScripted, InlineAdder, Scripted, Watched
-from running import Serve
 
+from environments import Add, Adder, AsyncScripted, InlineAdder, Scripted, Watched
 from paddock import VectorClient
 from paddock.client.policy import Reconnect, Timeouts
 from paddock.config import Access
@@ -21,6 +20,7 @@ from paddock.errors import (
     PaddockError,
 )
 from paddock.types import StepResult
+from running import Serve
 
 from .conftest import until
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from environments import Adder, AsyncScripted, Scripted, Watched
 from running import Serve, wait_until
 from wire import Socket

@@ -72,8 +72,6 @@ class Lane:
         self.place = 0
 
     def ask(self, message: dict[str, Any], round: Round, place: int) -> dict[str, Any]:
-        if self.frame is not None:
-            raise ClientError(f"session {self.key} has a request under way", hint="await it before the next")
         self.number += 1
         self.round, self.place = round, place
         self.frame = {**message, "id": self.number, "session": self.key}
@@ -125,6 +123,17 @@ class Trunk:
             self.lanes |= {lane.key: lane for lane in batch}
             self.send([{"type": "open", "session": lane.key, **wait} for lane in batch])
             await asyncio.gather(*(lane.opened for lane in batch))
+
+    async def revive(self, queue_timeout: float | None) -> None:
+        """Open new sessions in place of those that were lost or refused."""
+        failed = [key for key, lane in self.lanes.items() if lane.failed is not None]
+        if not failed:
+            return
+        if self._link is None and self._returning is not None:
+            await self._returning
+        if self._link is None:
+            await self.open()
+        await self.open_lanes(failed, queue_timeout)
 
     def send(self, messages: list[dict[str, Any]]) -> None:
         """In frames of a size that lets the server begin while the rest is still being written."""
@@ -259,9 +268,14 @@ class VectorClient:
             raise errors[0]
 
     async def reset_all(self, seeds: Sequence[int] | None = None, **arguments: Any) -> list[Result]:
-        """Begin an episode in every session, each with its own seed if `seeds` are given."""
+        """Begin an episode in every session, each with its own seed if `seeds` are given.
+
+        Sessions that were lost are opened anew.
+        """
         if seeds is not None and len(seeds) != self.sessions:
             raise ClientError(f"{len(seeds)} seeds for {self.sessions} sessions", hint="give one seed per session")
+        await asyncio.gather(*(trunk.revive(self._queue_timeout) for trunk in self._trunks))
+        self._lanes = [(trunk, trunk.lanes[lane.key]) for trunk, lane in self._lanes]
         own = [{"seed": seed} for seed in seeds] if seeds is not None else [{}] * self.sessions
         return await self._ask_all(
             {i: {"type": "reset", "data": {**arguments, **own[i]}} for i in range(self.sessions)}
@@ -285,6 +299,11 @@ class VectorClient:
     async def _ask_all(self, messages: dict[int, dict[str, Any]]) -> list[Result]:
         if self._foreign:
             return await self._ask_foreign(messages)
+        for index in messages:
+            if not 0 <= index < self.sessions:
+                raise ClientError(f"there is no session {index}", hint=f"they are numbered 0 to {self.sessions - 1}")
+            if self._lanes[index][1].frame is not None:
+                raise ClientError(f"session {index} has a request under way", hint="await it before the next")
         round = Round(len(messages))
         outgoing: dict[Trunk, list[dict[str, Any]]] = {trunk: [] for trunk in self._trunks}
         for place, (index, message) in enumerate(messages.items()):

@@ -166,6 +166,9 @@ class Stream:
     def session_closed(self, error: PaddockError) -> None:
         self._over.set()
 
+    def replaced(self) -> None:
+        self._over.set()
+
     async def hold(self, receive: Any, send: Any) -> None:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

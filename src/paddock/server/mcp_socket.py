@@ -70,6 +70,9 @@ class McpConversation:
         self.socket.send(encode(jsonrpc.failure(error)))
         self.socket.close(RESTART if self.service.manager.is_draining() else GOING_AWAY, error.message)
 
+    def replaced(self) -> None:
+        """Never: a session of this socket has no token to return with."""
+
     async def _open(self) -> None:
         try:
             session = await self.service.manager.open(Door.SOCKET)

@@ -23,18 +23,20 @@ if TYPE_CHECKING:
 
 
 FULL_FRAME = 100
+MOST_EARLY = 64
 
 
 class Lane:
     """One session's share of a vector connection."""
 
-    __slots__ = ("conversation", "key", "opening", "session")
+    __slots__ = ("conversation", "early", "key", "opening", "session")
 
     def __init__(self, conversation: VectorConversation, key: str) -> None:
         self.conversation = conversation
         self.key = key
         self.session: Session | None = None
         self.opening: asyncio.Task[None] | None = None
+        self.early: list[Message] = []
 
     def send(self, frame: bytes) -> None:
         self.conversation.queue(frame)
@@ -43,6 +45,10 @@ class Lane:
         self.session = None
         self.conversation.lanes.pop(self.key, None)
         self.send(messages.write_error(error, None, self.key))
+
+    def replaced(self) -> None:
+        self.session = None
+        self.conversation.lanes.pop(self.key, None)
 
     def answer(self, work: Work, answer: Any) -> None:
         """Write and keep an answer; it leaves through whatever connection carries the session now."""
@@ -108,6 +114,9 @@ class VectorConversation:
             self._open(key, message)
             return
         lane = self.lanes.get(key)
+        if lane is not None and lane.opening is not None and len(lane.early) < MOST_EARLY:
+            lane.early.append(message)
+            return
         session = lane.session if lane is not None else None
         if lane is None or session is None:
             missing = SessionNotFound(f"no session {key!r} is open on this connection", hint="send open first")
@@ -189,6 +198,9 @@ class VectorConversation:
         lane.session = session
         session.attach(lane)
         self.queue(messages.write_opened({"token": session.token, "session_id": session.id}, lane.key))
+        early, lane.early = lane.early, []
+        for waiting in early:
+            self._receive_message(waiting)
 
     # -- answers ----------------------------------------------------------------------------------
 

@@ -190,8 +190,6 @@ class Conversation:
             return session
         if hello.resume is not None and hello.resume != "new":
             session = manager.find(hello.resume)
-            if isinstance(session.attachment, Conversation):
-                session.attachment.replaced()
             manager.metrics.sessions_resumed += 1
             return session
         session = await manager.open(
@@ -206,10 +204,7 @@ class Conversation:
         return session
 
     def replaced(self) -> None:
-        """Another socket of the same client resumed the session: this one was dead and did not know it."""
-        session, self.session = self.session, None
-        if session is not None:
-            session.detach(self, dropped=True)
+        self.session = None
         self.socket.close(POLICY, "the session was resumed elsewhere")
 
     def _queued(self, place: int) -> None:

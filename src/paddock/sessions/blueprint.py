@@ -5,8 +5,10 @@ Reads Paddock's and OpenEnv's class attributes alike, so an environment written 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
+import threading
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -198,7 +200,12 @@ def environment_class(make: Callable[[], Any]) -> type:
         return type(probe)
     finally:
         close = getattr(probe, "close", None)
-        if close is not None and not inspect.iscoroutinefunction(close):
+        if inspect.iscoroutinefunction(close):
+            # A loop may be running here; the coroutine gets one of its own.
+            closing = threading.Thread(target=lambda: asyncio.run(close()))
+            closing.start()
+            closing.join()
+        elif close is not None:
             close()
 
 

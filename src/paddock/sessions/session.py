@@ -58,6 +58,8 @@ class Attachment(Protocol):
 
     def send(self, frame: bytes) -> None: ...
     def session_closed(self, error: PaddockError) -> None: ...
+    def replaced(self) -> None:
+        """The client returned to the session elsewhere: this connection was dead and did not know it."""
 
 
 class Work:
@@ -301,7 +303,9 @@ class Session:
     # -- the connection ---------------------------------------------------------------------------
 
     def attach(self, attachment: Attachment) -> None:
-        self.attachment = attachment
+        before, self.attachment = self.attachment, attachment
+        if before is not None and before is not attachment:
+            before.replaced()
         self.dropped_at = None
         self.last_active = self._manager.clock()
 

@@ -79,6 +79,9 @@ class MemoryTransport:
     def session_closed(self, error: PaddockError) -> None:
         """Only `close` ends it."""
 
+    def replaced(self) -> None:
+        """Nobody else can attach."""
+
     async def close(self) -> None:
         self._closed = True
         if self._manager is not None:

@@ -1,0 +1,203 @@
+"""The edges of the package: what it exports, what it weighs, which way its imports point."""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import paddock
+
+SOURCE = Path(paddock.__file__).parent
+EXPORTED = {
+    "Action",
+    "Client",
+    "Environment",
+    "Observation",
+    "PaddockError",
+    "State",
+    "StepResult",
+    "SyncClient",
+    "ToolEnvironment",
+    "ToolReturn",
+    "VectorClient",
+    "__version__",
+    "create_app",
+    "serve",
+    "tool",
+}
+NEVER = ("ray", "mcp", "gymnasium", "numpy", "openenv")
+HEAVY = (*NEVER, "starlette", "uvicorn", "uvloop", "picows", "websockets", "anyio", "click", "rich")
+
+
+# -- exports --------------------------------------------------------------------------------------
+
+
+def test_the_exported_names_are_these() -> None:
+    assert set(paddock.__all__) == EXPORTED
+    assert set(dir(paddock)) == EXPORTED
+
+
+@pytest.mark.parametrize("name", sorted(EXPORTED))
+def test_every_exported_name_is_there(name: str) -> None:
+    assert getattr(paddock, name) is not None
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Environmint"):
+        paddock.Environmint  # noqa: B018
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    seen = {
+        alias.asname
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname is not None
+    }
+    assert seen == EXPORTED - {"__version__"}
+
+
+def test_the_package_is_typed_and_its_version_is_one() -> None:
+    assert importlib.metadata.version("paddock") == paddock.__version__
+    assert (SOURCE / "py.typed").exists()
+
+
+# -- weight ---------------------------------------------------------------------------------------
+
+
+def python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+def test_importing_paddock_is_quick() -> None:
+    code = "import time; t = time.perf_counter(); import paddock; print(time.perf_counter() - t)"
+    assert min(float(python(code)) for _ in range(3)) < 0.5
+
+
+def test_writing_an_environment_is_quick() -> None:
+    code = "import time; t = time.perf_counter(); from paddock import Environment; print(time.perf_counter() - t)"
+    assert min(float(python(code)) for _ in range(3)) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("imports", "heavy"),
+    [
+        ("import paddock", HEAVY),
+        ("from paddock import Action, Environment, Observation, State, StepResult, ToolEnvironment, tool", HEAVY),
+        ("from paddock import Client", (*NEVER, "starlette", "uvicorn", "click", "rich")),
+        ("from paddock import create_app", (*NEVER, "click", "rich")),
+    ],
+    ids=["paddock", "environments", "client", "server"],
+)
+def test_nothing_heavy_is_loaded(imports: str, heavy: tuple[str, ...]) -> None:
+    loaded = python(f"{imports}; import sys; print(*sys.modules)").split()
+    assert [name for name in loaded if name.partition(".")[0] in heavy] == []
+
+
+def test_the_base_install_has_at_most_25_packages() -> None:
+    assert len(closure("paddock")) <= 25
+
+
+def closure(name: str) -> set[str]:
+    """A distribution and all that it needs on this machine, extras left out."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        current = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if current in found:
+            continue
+        try:
+            required = importlib.metadata.requires(current) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found.add(current)
+        waiting += [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in required if "extra ==" not in text]
+    return found
+
+
+# -- direction ------------------------------------------------------------------------------------
+
+# What a part may import, beside itself. Above them all stand the command line and the shipped extras.
+BASE = {"errors", "types", "config"}
+ALLOWED = {
+    "errors": set(),
+    "types": {"errors"},
+    "config": {"errors"},
+    "net": BASE,
+    "protocol": {"errors", "types"},
+    "tools": BASE | {"protocol"},
+    "env": BASE | {"protocol", "tools"},
+    "telemetry": BASE | {"protocol"},
+    "sessions": BASE | {"protocol", "tools", "env", "telemetry"},
+    "server": BASE | {"protocol", "tools", "env", "telemetry", "sessions", "net"},
+    "client": BASE | {"protocol", "net"},
+    "envs": BASE | {"env", "tools"},
+}
+EXCEPTIONS = {"client/transports/memory.py": {"sessions"}}
+PROTOCOL_MAY_USE = {"pydantic", "pydantic_core", "orjson", "paddock"}
+
+
+def modules() -> list[Path]:
+    return sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py") if "template" not in path.parts)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Full names of what a module imports when it runs; imports for type checkers are left out."""
+    yield from _imported(ast.parse((SOURCE / path).read_text()))
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are absolute here"
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        yield from _imported(child)
+
+
+def part_of(name: str) -> str | None:
+    """The part of Paddock that an imported name belongs to; None for what is not ours."""
+    root, _, rest = name.partition(".")
+    return (rest.partition(".")[0] or "__init__") if root == "paddock" else None
+
+
+@pytest.mark.parametrize("path", modules(), ids=str)
+def test_imports_point_one_way(path: Path) -> None:
+    own = path.parts[0].removesuffix(".py")
+    if own not in ALLOWED:
+        return
+    allowed = ALLOWED[own] | EXCEPTIONS.get(str(path), set()) | {own, "__init__", "__version__"}
+    used = {part for name in imported(path) if (part := part_of(name)) is not None}
+    assert used <= allowed
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if path.parts[0] not in ("cli", "__main__.py")], ids=str)
+def test_nothing_imports_the_command_line(path: Path) -> None:
+    assert "cli" not in {part_of(name) for name in imported(path)}
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if path.parts[0] == "protocol"], ids=str)
+def test_the_protocol_needs_nothing_but_pydantic_and_orjson(path: Path) -> None:
+    roots = {name.partition(".")[0] for name in imported(path)}
+    assert roots - set(sys.stdlib_module_names) <= PROTOCOL_MAY_USE
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if path.parts[0] == "protocol"], ids=str)
+def test_the_protocol_does_no_io(path: Path) -> None:
+    forbidden = {"asyncio", "socket", "threading", "time", "selectors", "ssl", "subprocess", "os", "random"}
+    assert {name.partition(".")[0] for name in imported(path)} & forbidden == set()
+
+
+def test_the_six_files_a_newcomer_reads_are_there() -> None:
+    named = ("env.py", "protocol/episode.py", "sessions/dispatch.py", "server/ws.py", "client/client.py")
+    assert all((SOURCE / name).exists() for name in named)
