@@ -1,7 +1,7 @@
 """Finding the environment that a TARGET names.
 
-A target is a shipped name (`echo`), a class in a module (`pkg.mod:Class`), a class in a file
-(`path/to/file.py:Class`), or a scheme that an adapter understands (`gymnasium:CartPole-v1`).
+A target is a shipped name (`echo`), a class in a module (`pkg.mod:Class`), or a class in a file
+(`path/to/file.py:Class`).
 """
 
 from __future__ import annotations

