@@ -58,11 +58,14 @@ def table(rows: list[Row]) -> str:
     return "\n".join(_aligned(line, widths) for line in lines)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _target(row: Row) -> str:
     if row.limit is not None:
-        target = f"under {row.limit:g}"
-    else:
-        target = "-" if row.target is None else f"{row.target:g}x"
+        return f"under {row.limit:g}"
+    return "-" if row.target is None else f"{row.target:g}x"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    target = _target(row)
     return (
         row.measure,
         row.unit,
