@@ -23,15 +23,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.errors import ConfigError
+from paddock.errors import ConfigError, PaddockError
 from paddock.net import HttpConnection
 from paddock.server.app import INSIDE_HEADER
-from paddock.server.http import SESSION_COOKIE, SESSION_HEADER, read_body
+from paddock.server.http import SESSION_COOKIE, SESSION_HEADER, error_response, read_body
 from paddock.server.run import bind, run, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paddock.config import Limits
     from paddock.server.access import Header
     from paddock.server.service import Service
 
@@ -130,10 +131,11 @@ class SharedCount:
 class Colleagues:
     """What one worker knows of the others, and how it passes things on to them."""
 
-    def __init__(self, number: int, table: Table, folder: Path, inbox: socket.socket, capacity: int) -> None:
+    def __init__(self, number: int, table: Table, folder: Path, inbox: socket.socket, limits: Limits) -> None:
         self.number = number
         self.table = table
-        self.count = SharedCount(table, number, capacity)
+        self.count = SharedCount(table, number, limits.max_sessions)
+        self._message_bytes = limits.message_bytes
         self._folder = folder
         self._inbox = inbox
         self._parent = os.getppid()
@@ -201,7 +203,12 @@ class Colleagues:
         if scope["path"] == "/mcp" and scope["method"] == "GET":
             await _send(send, 405, [(b"allow", b"POST, DELETE")], b"")
             return True
-        await self.forward(worker, scope, await read_body(receive, 1 << 40), send)
+        try:
+            body = await read_body(receive, self._message_bytes)
+        except PaddockError as error:
+            await error_response(error)(scope, receive, send)
+        else:
+            await self.forward(worker, scope, body, send)
         return True
 
     async def forward(self, worker: int, scope: Any, body: bytes, send: Any) -> None:
@@ -316,8 +323,7 @@ class Office:
                 signal.signal(name, signal.SIG_DFL)
             http, inbox = self._insides[number]
             service: Service = self.app.state.service
-            capacity = service.config.limits.max_sessions
-            service.colleagues = Colleagues(number, self.table, self.folder, inbox, capacity)
+            service.colleagues = Colleagues(number, self.table, self.folder, inbox, service.config.limits)
             run(self.app, [self.listening[number], http])
             code = 0
         except KeyboardInterrupt:
