@@ -222,7 +222,7 @@ class AsyncKit(Watched, ToolEnvironment):
 class SlowToBuild(Adder):
     """Its constructor takes as long as the test says."""
 
-    seconds: ClassVar[float] = 2.0
+    seconds: ClassVar[float] = 1.2
 
     def __init__(self) -> None:
         time.sleep(self.seconds)

@@ -387,6 +387,21 @@ async def test_close_frees_the_slot_at_once(serve: Serve) -> None:
             await env.reset()
 
 
+@pytest.mark.parametrize("moment", [0, 1, 2, 3, 5, 8, 13, 21, 34])
+async def test_giving_up_at_any_moment_leaves_no_session(serve: Serve, lives: list[Watched], moment: int) -> None:
+    server = serve(Adder, resume_window=0.1)
+    for cancel in (True, False):
+        env: Client[Any] = Client(server.url)
+        begun = asyncio.create_task(env.reset())
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        if cancel:
+            begun.cancel()
+        await env.close()
+        await asyncio.gather(begun, return_exceptions=True)
+    await until(lambda: server.health()["sessions"] == 0)
+
+
 async def test_closing_twice_does_no_harm(serve: Serve) -> None:
     env = await Client.connect(serve(Adder).url)
     await env.close()

@@ -207,6 +207,34 @@ def test_random_json_never_raises_anything_but_a_request_error(document: Any) ->
             json.loads(messages.write_error(error))
 
 
+STEPS = st.builds(
+    lambda kind, data, rest, separators: json.dumps(
+        {"type": kind, "data": data, **rest}, separators=separators
+    ).encode(),
+    st.sampled_from(["step", "step", "step", "reset"]),
+    st.fixed_dictionaries({"amount": st.integers(-1, 3) | st.text(max_size=2)}) | SCRAPS,
+    st.just({})
+    | st.fixed_dictionaries({}, optional={"id": st.integers(0, 3), "timeout_s": st.floats(), "x": SCRAPS}),
+    st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")]),
+)
+
+
+@given(STEPS | st.binary(max_size=60).map(lambda tail: b'{"type":"step","data":{"amount":1' + tail + b"}}"))
+def test_the_short_way_and_the_long_way_agree(raw: bytes) -> None:
+    action = WIRE.quick_step(raw)
+    if action is None:
+        return
+    message = WIRE.parse(raw)
+    assert isinstance(message, messages.StepMessage)
+    assert (message.data, message.id, message.timeout_s, message.session) == (action, None, None, None)
+
+
+def test_common_steps_take_the_short_way() -> None:
+    for spaced in (False, True):
+        raw = json.dumps({"type": "step", "data": {"amount": 3}}, separators=None if spaced else (",", ":")).encode()
+        assert WIRE.quick_step(raw) == Add(amount=3)
+
+
 class Left(BaseModel):
     turn: Literal["left"]
 

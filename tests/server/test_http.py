@@ -1,6 +1,7 @@
 """The HTTP routes: episodes, errors, tasks, what the server says about itself."""
 
 import json
+import sqlite3
 import threading
 import time
 from typing import Any
@@ -14,6 +15,7 @@ from paddock.envs.counter import Counter
 from running import Serve, wait_until
 
 MIB = 1024 * 1024
+SLOW = 1.2
 
 
 # -- episodes -------------------------------------------------------------------------------------
@@ -393,23 +395,23 @@ def test_a_wrong_route_is_json_too(serve_fast: Serve, method: str, path: str, st
 class SlowState(Adder):
     @property
     def state(self) -> Any:
-        time.sleep(2)
+        time.sleep(SLOW)
         return State()
 
 
 class SlowClose(Adder):
     def close(self) -> None:
-        time.sleep(2)
+        time.sleep(SLOW)
         super().close()
 
 
 class SlowMetadata(Adder):
     def get_metadata(self) -> Any:
-        time.sleep(2)
+        time.sleep(SLOW)
         return super().get_metadata()
 
     def list_splits(self) -> list[str]:
-        time.sleep(2)
+        time.sleep(SLOW)
         return []
 
 
@@ -464,7 +466,7 @@ def test_a_server_that_cannot_build_is_unhealthy(serve_fast: Serve) -> None:
     wait_until(is_unhealthy)
 
 
-def test_a_server_that_recovers_is_healthy_again(serve_fast: Serve) -> None:
+def test_a_server_that_can_build_again_is_healthy_again(serve_fast: Serve) -> None:
     class Moody(Adder):
         broken = True
 
@@ -476,7 +478,8 @@ def test_a_server_that_recovers_is_healthy_again(serve_fast: Serve) -> None:
     server = serve_fast(Moody)
     wait_until(lambda: server.health()["status"] == "unhealthy")
     Moody.broken = False
-    wait_until(lambda: server.health()["status"] == "healthy")
+    server.socket().step(amount=1)
+    assert server.health()["status"] == "healthy"
 
 
 def test_a_full_server_is_healthy(serve_fast: Serve) -> None:
@@ -581,6 +584,30 @@ def test_task_routes(serve_fast: Serve) -> None:
     assert http("POST", "/Quiz/num_tasks", {"split": "train"}).json == {"num_tasks": 3}
     assert http("POST", "/Quiz/task", {"split": "train", "index": 1}).json == {"task": "b"}
     assert http("POST", "/Quiz/task_range", {"split": "train", "start": 1}).json == {"tasks": ["b", "c"]}
+
+
+def test_tasks_and_metadata_are_asked_on_the_thread_that_built_them(serve_fast: Serve) -> None:
+    class Affine(Tasked):
+        thread_affine = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.database = sqlite3.connect(":memory:")
+
+        def num_tasks(self, split: str) -> int:
+            return self.database.execute("select 7").fetchone()[0]  # type: ignore[no-any-return]
+
+        def get_metadata(self) -> Any:
+            self.database.execute("select 1")
+            return super().get_metadata()
+
+        def close(self) -> None:
+            self.database.close()
+            super().close()
+
+    http = serve_fast(Affine, app={"env_name": "quiz"}).http()
+    assert http("POST", "/quiz/num_tasks", {"split": "train"}).json == {"num_tasks": 7}
+    assert http("GET", "/metadata").status == 200
 
 
 def test_task_routes_that_fail(serve_fast: Serve) -> None:

@@ -541,6 +541,8 @@ def test_a_hung_session_hinders_nobody(serve: Serve, lives: list[Watched]) -> No
     hung.send({"type": "step", "data": {"hang": True}})
     wait_until(lambda: any(life.steps for life in lives))
     assert free.step(value=1)["data"]["observation"]["value"] == 1
+    for life in lives:
+        life.release.set()
 
 
 def test_a_numbered_step_can_be_cancelled(serve: Serve, lives: list[Watched]) -> None:

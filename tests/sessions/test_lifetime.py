@@ -474,9 +474,11 @@ async def test_draining_closes_a_borrowed_environment(house: Any, lives: list[Wa
         await asyncio.wait_for(step, 1)
 
 
-async def test_draining_ends_the_threads(house: Any) -> None:
+@pytest.mark.parametrize("affinity", ["ANY", "OWN", "SHARED"])
+async def test_draining_ends_the_threads(house: Any, affinity: str) -> None:
     before = threading.active_count()
-    one = house(Adder)
+    wishes = {"thread_affine": affinity == "OWN", "REQUIRES_SINGLE_THREAD_EXECUTOR": affinity == "SHARED"}
+    one = house(type("Threaded", (Adder,), wishes))
     session = await one.manager.open(Door.SOCKET)
     await one.ask(session, Step(Add(amount=1)))
     await one.drain(1)

@@ -5,6 +5,7 @@ import logging
 import sqlite3
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -333,6 +334,45 @@ async def test_an_environment_without_state_is_described_by_what_was_counted(hou
     assert (state.episode_id, state.step_count) == ("mine", 1)
 
 
+async def test_a_request_that_waits_for_its_turn_has_a_deadline_too(house: Any, lives: list[Watched]) -> None:
+    one = house(Scripted, step_timeout=100)
+    session = await one.manager.open(Door.CREATED)
+    slow = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+    await until(lambda: lives[0].steps)
+    waiting = asyncio.create_task(one.ask(session, GetState(), timeout=2))
+    await settled()
+    await one.pass_time(2.1)
+    with pytest.raises(StepTimeout):
+        await asyncio.wait_for(waiting, 1)
+    lives[0].release.set()
+    await slow
+
+
+async def test_requests_behind_a_step_that_ignores_its_cancellation_are_answered(
+    house: Any, lives: list[Watched]
+) -> None:
+    class Stubborn(AsyncScripted):
+        async def step(self, action: Script) -> Did:
+            self.noted()
+            while not self.release.is_set():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.01)
+            return Did()
+
+    one = house(Stubborn, step_timeout=10)
+    session = await one.manager.open(Door.CREATED)
+    stuck = asyncio.create_task(one.ask(session, Step(Script())))
+    await until(lambda: lives[0].steps)
+    await one.pass_time(11)
+    with pytest.raises(StepTimeout):
+        await stuck
+    behind = asyncio.create_task(one.ask(session, Step(Script())))
+    await settled()
+    await one.pass_time(11)
+    with pytest.raises((SessionBusy, StepTimeout)):
+        await asyncio.wait_for(behind, 1)
+
+
 @pytest.mark.parametrize("kind", ["method", "async method", "async property"])
 async def test_state_may_be_a_method_or_async(house: Any, kind: str) -> None:
     class WithMethod(Adder):
@@ -454,6 +494,23 @@ async def test_a_session_with_a_thread_of_its_own_never_leaves_it(house: Any, li
         await session.ended
     threads = [set(life.threads) for life in lives]
     assert [len(names) for names in threads] == [1, 1]
+
+
+@pytest.mark.parametrize("make", [Affine, OneThread])
+async def test_a_build_that_nobody_wants_is_closed_on_its_own_thread(
+    house: Any, lives: list[Watched], make: type[Affine]
+) -> None:
+    class Slow(make):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            time.sleep(0.1)
+
+    one = house(Slow)
+    opening = asyncio.create_task(one.manager.open(Door.SOCKET))
+    await until(lambda: lives)
+    opening.cancel()
+    await until(lambda: lives[0].closes)
+    assert len(set(lives[0].threads)) == 1
 
 
 async def test_a_thread_of_ones_own_ends_with_the_session(house: Any) -> None:

@@ -28,6 +28,7 @@ class McpConversation:
         self._session: Session | None = None
         self._early: list[bytes] = []
         self._opening: asyncio.Task[None] | None = None
+        self._over = False
 
     # -- what the transport calls -----------------------------------------------------------------
 
@@ -53,6 +54,7 @@ class McpConversation:
         self.socket.send(encode(jsonrpc.failure(error)))
 
     def lost(self, *, clean: bool) -> None:
+        self._over = True
         if self._opening is not None:
             self._opening.cancel()
         session, self._session = self._session, None
@@ -79,6 +81,9 @@ class McpConversation:
         except PaddockError as error:
             self.socket.send(encode(jsonrpc.failure(error)))
             self.socket.close(CLOSE_CODES.get(error.code, NORMAL), error.code)
+            return
+        if self._over:
+            session.close("its client left")
             return
         session.attach(self)
         self._session = session

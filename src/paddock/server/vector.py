@@ -70,6 +70,7 @@ class VectorConversation:
         self.lanes: dict[str, Lane] = {}
         self._outbox: list[bytes] = []
         self._flushing = False
+        self._over = False
 
     # -- what the transport calls -----------------------------------------------------------------
 
@@ -93,6 +94,7 @@ class VectorConversation:
         self.queue(messages.write_error(error))
 
     def lost(self, *, clean: bool) -> None:
+        self._over = True
         lanes, self.lanes = self.lanes, {}
         for lane in lanes.values():
             if lane.opening is not None:
@@ -195,6 +197,9 @@ class VectorConversation:
             self.queue(messages.write_error(error, message.id, lane.key))
             return
         lane.opening = None
+        if self._over:
+            session.close("its client left")
+            return
         lane.session = session
         session.attach(lane)
         self.queue(messages.write_opened({"token": session.token, "session_id": session.id}, lane.key))

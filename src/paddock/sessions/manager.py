@@ -157,7 +157,9 @@ class SessionManager:
         self._builds.add(building)
         building.add_done_callback(self._builds.discard)
         try:
-            environment = await asyncio.wait_for(asyncio.shield(building), self.limits.step_timeout)
+            # Not wait_for: it may swallow a cancellation, and the session would belong to nobody.
+            async with asyncio.timeout(self.limits.step_timeout):
+                environment = await asyncio.shield(building)
         except BaseException as error:
             self._keep(self.loop.create_task(self._clear_away(building, threads, holds_slot)))
             if not isinstance(error, Exception):
