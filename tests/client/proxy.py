@@ -65,10 +65,11 @@ class Proxy:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.upstream)
             pair = Pair(writer, far_writer)
             self._pairs.add(pair)
-            with contextlib.suppress(ConnectionError):
+            try:
                 await asyncio.gather(self._up(pair, reader), self._down(pair, far_reader))
-            self._pairs.discard(pair)
-            pair.cut()
+            finally:
+                self._pairs.discard(pair)
+                pair.cut()
         except OSError:
             pass
         finally:

@@ -2,6 +2,8 @@
 
 import asyncio
 import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -249,6 +251,21 @@ async def test_an_unknown_transport_is_a_config_error() -> None:
         Client("http://127.0.0.1:1", transport="pigeon")
 
 
+@asynccontextmanager
+async def peer(said: bytes | None) -> AsyncIterator[str]:
+    """Something on a port that is no environment server: it says this and hangs up, or nothing at all."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.read(100 if said is not None else -1)
+            writer.write(said or b"")
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
 @pytest.mark.parametrize(
     "said",
     [b"", b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", b"hello\r\n\r\n", b"\x00" * 100],
@@ -256,15 +273,7 @@ async def test_an_unknown_transport_is_a_config_error() -> None:
 )
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_peer_that_is_no_server_is_a_clear_error(said: bytes, transport: str) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(100)
-        writer.write(said)
-        await writer.drain()
-        writer.close()
-
-    peer = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with peer:
-        url = f"http://127.0.0.1:{peer.sockets[0].getsockname()[1]}"
+    async with peer(said) as url:
         env: Client[Any] = Client(url, transport=transport, timeouts=Timeouts(2, 2))
         with pytest.raises(ClientError):
             await env.reset()
@@ -272,16 +281,9 @@ async def test_a_peer_that_is_no_server_is_a_clear_error(said: bytes, transport:
 
 
 async def test_a_peer_that_says_nothing_is_given_up() -> None:
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    peer = await asyncio.start_server(silent, "127.0.0.1", 0)
-    async with peer:
+    async with peer(None) as url:
         with pytest.raises(ConnectFailed):
-            await Client.connect(
-                f"http://127.0.0.1:{peer.sockets[0].getsockname()[1]}", timeouts=Timeouts(connect=0.2)
-            )
+            await Client.connect(url, timeouts=Timeouts(connect=0.2))
 
 
 # -- deadlines and cancellation -------------------------------------------------------------------

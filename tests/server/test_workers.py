@@ -1,184 +1,237 @@
-"""`paddock serve --workers 2` for real: two processes, one port, one capacity, one queue."""
+"""Several processes behind one port, with one capacity over all of them."""
 
-from __future__ import annotations
-
-import asyncio
-import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from paddock import Client, PaddockError, VectorClient
-from paddock.errors import CapacityReached, EpisodeLost
-from paddock.net import HttpConnection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-pytestmark = pytest.mark.anyio
+from running import wait_until
+from wire import Http, RawSocket, Socket, open_socket
 
 
-class Served:
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        self.process = process
-        self.url: str = json.loads(process.stdout.readline())["url"]
+class Crew:
+    """`served.py` in processes of its own."""
 
-    def workers(self) -> list[int]:
-        children = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
-        with open(children) as listed:
-            return [int(pid) for pid in listed.read().split()]
+    def __init__(self, folder: Path, workers: int, capacity: int) -> None:
+        self.folder = folder
+        script = str(Path(__file__).with_name("served.py"))
+        command = [sys.executable, script, str(folder), str(workers), str(capacity)]
+        self.log = (folder / "log").open("w")
+        self.process = subprocess.Popen(command, stderr=self.log)
+        wait_until(lambda: (folder / "url").exists() or self.process.poll() is not None, 15)
+        self.port = int((folder / "url").read_text().rpartition(":")[2])
+        self.clients = ExitStack()
+        wait_until(lambda: len(self.processes()) == workers and self.is_up(), 15)
+
+    def is_up(self) -> bool:
+        try:
+            return self.health()["status"] == "healthy"
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def processes(self) -> list[int]:
+        listed = subprocess.run(["ps", "--ppid", str(self.process.pid), "-o", "pid="], capture_output=True, text=True)
+        return [int(pid) for pid in listed.stdout.split()]
+
+    def http(self) -> Http:
+        client = Http(self.port)
+        self.clients.callback(client.close)
+        return client
+
+    def socket(self, path: str = "/ws", **headers: str) -> Socket:
+        return self.clients.enter_context(open_socket(self.port, path, **headers))
+
+    def raw(self, path: str = "/ws", headers: str = "") -> RawSocket:
+        client = RawSocket(self.port, path, headers)
+        self.clients.callback(client.close)
+        return client
+
+    def health(self) -> Any:
+        client = Http(self.port, 5)
+        try:
+            return client("GET", "/health").json
+        finally:
+            client.close()
+
+    def notes(self, kind: str) -> list[str]:
+        path = self.folder / "notes"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.partition(" ")[2] for line in lines if line.startswith(kind)]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(15)
+        self.clients.close()
+        self.log.close()
+        return code
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
-    arguments = ["serve", "counter", "--port", "0", "--json", "--max-sessions", "6", "--workers", "2"]
-    command = [sys.executable, "-m", "paddock", *arguments, "--log-level", "error"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        server = Served(process)
-        try:
-            yield server
-            if process.poll() is None:
-                workers = server.workers()
-                process.send_signal(signal.SIGTERM)
-                assert process.wait(15) == 0
-                assert not any_lives(workers)
-        finally:
-            process.kill()
+def crew(tmp_path: Path) -> Iterator[Callable[..., Crew]]:
+    made: list[Crew] = []
+
+    def start(workers: int = 2, capacity: int = 4) -> Crew:
+        made.append(Crew(tmp_path, workers, capacity))
+        return made[-1]
+
+    yield start
+    for one in made:
+        if one.process.poll() is None:
+            one.stop()
 
 
-def any_lives(pids: list[int]) -> bool:
-    return any(os.path.exists(f"/proc/{pid}") for pid in pids)
+def add(ws: Socket, amount: int = 1) -> dict[str, Any]:
+    answer = ws.step(tool_name="add", arguments={"amount": amount})
+    found: dict[str, Any] = answer["data"]["observation"]["result"]["data"]
+    return found
 
 
-async def get(url: str, path: str) -> Any:
-    connection = HttpConnection(url)
-    try:
-        _, _, body = await connection.request("GET", path)
-    finally:
-        await connection.close()
-    return json.loads(body) if body[:1] in b"[{" else body.decode()
+def test_one_capacity_over_all_workers(crew: Callable[..., Crew]) -> None:
+    server = crew(capacity=4)
+    sockets = [server.socket() for _ in range(4)]
+    processes = {add(ws)["process"] for ws in sockets}
+    assert len(processes) == 2
+    late = server.socket()
+    refused = late.receive()["data"]
+    assert (refused["code"], refused["active_sessions"], refused["max_sessions"]) == ("CAPACITY_REACHED", 4, 4)
+    assert late.end() == 1013
+    health = server.health()
+    assert (health["sessions"], health["capacity"], health["available"]) == (4, 4, 0)
 
 
-async def opened(url: str, count: int) -> list[Client[Any]]:
-    clients: list[Client[Any]] = [Client(url) for _ in range(count)]
-    for client in clients:
-        await client.__aenter__()
-        await client.reset()
-    return clients
+def test_every_connection_finds_its_session(crew: Callable[..., Crew]) -> None:
+    server = crew(capacity=8)
+    tokens = [server.http().rpc("openenv/session/create")["result"]["session_id"] for _ in range(8)]
+    for round_ in (1, 2, 3):
+        for token in tokens:
+            params = {"name": "add", "arguments": {"amount": 1}, "session_id": token}
+            assert server.http().rpc("tools/call", params)["result"]["data"]["count"] == round_
+    for token in tokens:
+        ws = server.socket(f"/ws?session_id={token}")
+        assert add(ws)["count"] == 4
 
 
-async def closed(clients: list[Client[Any]]) -> None:
-    for client in clients:
-        await client.close()
+def test_http_episodes_find_their_worker(crew: Callable[..., Crew]) -> None:
+    server = crew(capacity=8)
+    tokens = [server.http()("POST", "/reset").headers["Session-Id"] for _ in range(6)]
+    action = {"action": {"tool_name": "add", "arguments": {"amount": 2}}}
+    for round_ in (1, 2):
+        for token in tokens:
+            answer = server.http()("POST", "/step", action, session_id=token)
+            assert answer.json["observation"]["result"]["data"]["count"] == 2 * round_
+    assert server.http()("POST", "/step", action, session_id="ff" + tokens[0][2:]).status == 404
 
 
-async def test_the_capacity_is_one_over_all(served: Served) -> None:
-    clients = await opened(served.url, 6)
-    seventh: Client[Any] = Client(served.url)
-    with pytest.raises(CapacityReached) as refused:
-        await seventh.reset()
-    assert refused.value.data["active_sessions"] == 6
-    assert (await get(served.url, "/health"))["sessions"] == 6
-    assert len(await get(served.url, "/sessions")) == 6
-    await closed([*clients, seventh])
+def test_mcp_sessions_find_their_worker(crew: Callable[..., Crew]) -> None:
+    server = crew(capacity=8)
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "0"}}
+    begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+    tokens = [server.http()("POST", "/mcp", begin).headers["Mcp-Session-Id"] for _ in range(6)]
+    for token in tokens:
+        params = {"name": "add", "arguments": {"amount": 2}}
+        counts = [
+            server.http().rpc("tools/call", params, mcp_session_id=token)["result"]["data"]["count"] for _ in "ab"
+        ]
+        assert counts == [2, 4]
+        assert server.http()("DELETE", "/mcp", mcp_session_id=token).status == 204
+    assert server.health()["sessions"] == 0
 
 
-async def test_sessions_are_spread_evenly(served: Served) -> None:
-    clients = await opened(served.url, 6)
-    text = await get(served.url, "/metrics")
-    assert 'paddock_sessions{worker="0"} 3\n' in text
-    assert 'paddock_sessions{worker="1"} 3\n' in text
-    assert text.count("# TYPE paddock_sessions gauge") == 1
-    await closed(clients)
-
-
-async def test_a_dropped_socket_returns_to_its_own_worker(served: Served) -> None:
-    clients = await opened(served.url, 4)
-    for client in clients:
-        await client.step({"amount": 1})
-        client.transport.drop()  # type: ignore[attr-defined]
-    totals = [(await client.step({"amount": 2})).observation["total"] for client in clients]
-    assert totals == [3] * 4
-    await closed(clients)
-
-
-async def test_an_http_episode_is_found_from_any_connection(served: Served) -> None:
-    first = HttpConnection(served.url)
-    _, headers, _ = await first.request("POST", "/reset")
-    await first.close()
-    for expected in range(1, 9):
-        connection = HttpConnection(served.url)
-        action = json.dumps({"action": {"amount": 1}}).encode()
-        status, _, body = await connection.request("POST", "/step", action, {"session-id": headers["session-id"]})
-        assert (status, json.loads(body)["observation"]["total"]) == (200, expected)
-        await connection.close()
-
-
-async def test_a_session_made_over_mcp_is_found_from_any_connection(served: Served) -> None:
-    async def call(method: str, **params: Any) -> Any:
-        connection = HttpConnection(served.url)
-        document = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        _, _, body = await connection.request("POST", "/mcp", json.dumps(document).encode())
-        await connection.close()
-        return json.loads(body)
-
-    session = (await call("openenv/session/create"))["result"]["session_id"]
+def test_a_dropped_client_comes_back_to_its_worker(crew: Callable[..., Crew]) -> None:
+    server = crew(capacity=8)
     for _ in range(6):
-        answer = await call("tools/list", session_id=session)
-        assert answer["error"]["message"] == "Environment does not support MCP"
-    assert (await call("openenv/session/close", session_id=session))["result"]["closed"] is True
+        first = server.socket(Session_Resume="new")
+        process = add(first)["process"]
+        first.connection.socket.shutdown(2)
+        again = server.socket(Session_Resume=str(first.token))
+        assert add(again) == {"count": 2, "process": process}
 
 
-async def test_who_waits_is_let_in_when_another_worker_has_room(served: Served) -> None:
-    clients = await opened(served.url, 6)
-    waiting: list[Client[Any]] = [Client(served.url, queue_timeout=10) for _ in range(2)]
-    resets = [asyncio.create_task(client.reset()) for client in waiting]
-    await asyncio.sleep(0.3)
-    assert not any(reset.done() for reset in resets)
-    await closed(clients[:2])
-    await asyncio.wait_for(asyncio.gather(*resets), 5)
-    await closed([*clients[2:], *waiting])
+def test_the_queue_is_one_queue(crew: Callable[..., Crew]) -> None:
+    server = crew(capacity=2)
+    holders = [server.raw() for _ in range(2)]
+    for ws in holders:
+        ws.send('{"type":"state"}')
+        ws.answer()
+    waiting = [server.socket(Queue_Timeout="20", Session_Resume="new") for _ in range(3)]
+    for place, ws in enumerate(waiting, start=1):
+        assert ws.receive()["type"] == "queued", place
+    for ws, leaving in zip(waiting, holders, strict=False):
+        leaving.reset()
+        ws.send({"type": "state"})
+        while (answer := ws.receive(15))["type"] == "queued":
+            pass
+        assert answer["type"] == "state"
 
 
-async def test_a_killed_worker_takes_only_its_own_sessions(served: Served) -> None:
-    clients = await opened(served.url, 6)
-    os.kill(served.workers()[0], signal.SIGKILL)
-    outcomes = []
-    for client in clients:
-        try:
-            outcomes.append((await client.step({"amount": 1})).observation["total"])
-        except EpisodeLost:
-            outcomes.append(None)
-    assert sorted(outcomes, key=str) == [1, 1, 1, None, None, None]
-    assert (await get(served.url, "/health"))["sessions"] == 3
-    lost = [client for client, outcome in zip(clients, outcomes, strict=True) if outcome is None]
-    for client in lost:
-        assert (await client.reset()).observation["total"] == 0
-    await closed(clients)
+def test_a_worker_that_dies_gives_its_slots_back(crew: Callable[..., Crew]) -> None:
+    server = crew(capacity=4)
+    sockets = [server.socket() for _ in range(4)]
+    victim = add(sockets[0])["process"]
+    processes = [add(ws)["process"] for ws in sockets]
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: len(server.processes()) == 2 and victim not in server.processes(), 10)
+    assert server.health()["sessions"] == sum(process != victim for process in processes)
+    survivors = [ws for ws, process in zip(sockets, processes, strict=True) if process != victim]
+    assert [add(ws)["count"] for ws in survivors] == [3 if ws is sockets[0] else 2 for ws in survivors]
+    assert add(server.socket())["count"] == 1
 
 
-async def test_a_vector_spreads_over_the_workers_and_survives(served: Served) -> None:
-    async with VectorClient(served.url, sessions=6, connections=2) as envs:
-        await envs.reset_all()
-        text = await get(served.url, "/metrics")
-        assert 'paddock_sessions{worker="0"} 3\n' in text
-        for trunk in envs._trunks:
-            trunk.drop()
-        results = await envs.step_all([{"amount": 4}] * 6)
-        assert [r if isinstance(r, PaddockError) else r.observation["total"] for r in results] == [4] * 6
+def test_sigterm_closes_every_environment_once(crew: Callable[..., Crew]) -> None:
+    server = crew(capacity=8)
+    for _ in range(4):
+        add(server.socket())
+    for _ in range(2):
+        server.http().rpc("openenv/session/create")
+    busy = server.socket()
+    busy.send({"type": "step", "data": {"tool_name": "pause", "arguments": {"seconds": 0.7}}})
+    time.sleep(0.2)
+    answers: list[Any] = []
+    reader = threading.Thread(target=lambda: answers.append(busy.receive()))
+    reader.start()
+    assert server.stop() == 0
+    reader.join()
+    assert answers[0]["type"] == "observation"
+    assert sorted(server.notes("built")) == sorted(server.notes("closed"))
 
 
-async def test_a_killed_parent_takes_its_workers_along(served: Served) -> None:
-    workers = served.workers()
-    served.process.kill()
-    deadline = time.monotonic() + 10
-    served.process.wait()
-    while any_lives(workers) and time.monotonic() < deadline:
-        await asyncio.sleep(0.1)
-    assert not any_lives(workers)
+def test_metrics_tell_of_every_worker(crew: Callable[..., Crew]) -> None:
+    server = crew(capacity=4)
+    for _ in range(4):
+        add(server.socket())
+    text = server.http()("GET", "/metrics").body.decode()
+    opened = [line for line in text.splitlines() if line.startswith("paddock_sessions_opened_total")]
+    assert len(opened) == 2
+    assert sum(float(line.rpartition(" ")[2]) for line in opened) == 4
+    types = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+
+
+def test_vector_sessions_share_the_capacity(crew: Callable[..., Crew]) -> None:
+    server = crew(capacity=3)
+    ws = server.socket("/ws?vector")
+    ws.send([{"type": "open", "session": str(n)} for n in range(5)])
+    found: list[Any] = []
+    while len(found) < 5:
+        found += ws.receive()
+    assert sorted(one["type"] for one in found) == ["error"] * 2 + ["opened"] * 3
+
+
+def test_a_detached_session_of_another_worker_gives_way(crew: Callable[..., Crew]) -> None:
+    server = crew(capacity=2)
+    for _ in range(2):
+        ws = server.raw(headers="Session-Resume: new\r\n")
+        ws.send('{"type":"state"}')
+        ws.answer()
+        ws.reset()
+    time.sleep(1.0)
+    for _ in range(2):
+        assert server.socket().ask({"type": "state"})["type"] == "state"

@@ -306,7 +306,7 @@ class Tasks:
             raise NotSupported(f"{method} is not supported for this environment")
         async with self.service.manager.borrow() as session:
             try:
-                return await self.service.manager.invoke(session.environment, method, *arguments)
+                return await session.invoke(method, *arguments)
             except IndexError:
                 raise InvalidTask("Invalid task index") from None
             except KeyError as error:

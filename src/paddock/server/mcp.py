@@ -8,7 +8,7 @@ none gets an environment of its own for that one call.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect
@@ -177,10 +177,9 @@ class Stream:
         try:
             while not self._over.is_set():
                 await send({"type": "http.response.body", "body": b": here\n\n", "more_body": True})
-                try:
-                    await asyncio.wait_for(self._over.wait(), KEEP_ALIVE_EVERY)
-                except TimeoutError:
-                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(KEEP_ALIVE_EVERY):
+                        await self._over.wait()
         finally:
             listener.cancel()
             self.session.detach(self, dropped=True)

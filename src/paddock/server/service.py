@@ -84,7 +84,8 @@ class Service:
         if self._metadata is None:
             manager = self.manager
             async with manager.borrow() as session:
-                self._metadata = await manager.threads.call(lambda: self.blueprint.metadata_of(session.environment))
+                described = await session.invoke("get_metadata") if self.blueprint.has_metadata else None
+                self._metadata = self.blueprint.metadata_from(described)
         return self._metadata
 
     async def can_build(self) -> bool | None:

@@ -179,9 +179,12 @@ class Blueprint:
             "additionalProperties": accepts is None,
         }
 
-    def metadata_of(self, environment: Any) -> EnvironmentMetadata:
-        """What an instance says about itself, in our type whoever's class it is."""
-        described = environment.get_metadata() if hasattr(environment, "get_metadata") else None
+    @property
+    def has_metadata(self) -> bool:
+        return hasattr(self.cls, "get_metadata")
+
+    def metadata_from(self, described: Any) -> EnvironmentMetadata:
+        """What `get_metadata` returned, in our type whoever's class it is."""
         if isinstance(described, BaseModel):
             described = described.model_dump()
         if isinstance(described, dict):

@@ -69,6 +69,8 @@ class SessionManager:
         self.metrics = Metrics()
         self.slots = Slots(count or LocalCount(limits.max_sessions), clock)
         self.running: set[Work] = set()
+        self.queued: set[Work] = set()
+        """Requests that wait for their turn in a session."""
         self._draining = False
         self.ask_others_for_room: Callable[[], Awaitable[bool]] | None = None
         """Set where other processes share the capacity and may have a session that gives way."""
@@ -171,7 +173,7 @@ class SessionManager:
 
     async def _clear_away(self, building: asyncio.Future[Any], threads: Threads, holds_slot: bool) -> None:
         try:
-            await self.dispose(await building)
+            await self.dispose(await building, threads)
         except Exception:
             logger.debug("an abandoned build failed", exc_info=True)
         finally:
@@ -179,18 +181,18 @@ class SessionManager:
             if holds_slot:
                 self.slots.give_back()
 
-    async def invoke(self, environment: Any, name: str, *arguments: Any) -> Any:
+    async def invoke(self, threads: Threads, environment: Any, name: str, *arguments: Any) -> Any:
         """Call a method that may be sync (then on a thread) or async."""
         method = getattr(environment, name)
         if inspect.iscoroutinefunction(method):
             return await awaited(method, *arguments)
-        return await self.threads.call(lambda: method(*arguments))
+        return await threads.call(lambda: method(*arguments))
 
-    async def dispose(self, environment: Any) -> None:
+    async def dispose(self, environment: Any, threads: Threads) -> None:
         """Close an environment that belongs to no session."""
         if hasattr(environment, "close"):
             try:
-                await self.invoke(environment, "close")
+                await self.invoke(threads, environment, "close")
             except Exception:
                 logger.exception("close failed")
 
@@ -273,7 +275,7 @@ class SessionManager:
     def tick(self) -> None:
         """Look after everything that has a deadline. Called about ten times a second."""
         now = self.clock()
-        for work in list(self.running):
+        for work in [*self.running, *self.queued]:
             if work.deadline is not None and now >= work.deadline and not work.expired:
                 work.session.expire(work)
         self.threads.compensate()
@@ -306,6 +308,8 @@ class SessionManager:
             self.threads.compensate()
             await asyncio.wait([session.ended for session in hanging], timeout=1.0)
         self.threads.close()
+        if self._shared_thread is not None:
+            self._shared_thread.close()
 
     # -- looking ----------------------------------------------------------------------------------
 

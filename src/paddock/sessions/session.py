@@ -87,6 +87,7 @@ class Work:
         """Answer, unless that has happened. An error is an answer too."""
         if not self.settled:
             self.settled = True
+            self.session.forget_queued(self)
             self.reply(self, answer)
 
 
@@ -171,7 +172,10 @@ class Session:
         elif len(self._waiting) >= MOST_WAITING:
             work.settle(SessionBusy(f"{MOST_WAITING} requests are waiting already", hint="await the answers"))
         else:
+            if work.timeout is not None:
+                work.deadline = self._clock() + work.timeout
             self._waiting.append(work)
+            self._manager.queued.add(work)
 
     def cancel(self, number: Any) -> None:
         """Give up the request with this number."""
@@ -197,6 +201,10 @@ class Session:
     def expire(self, work: Work) -> None:
         """The deadline of a running request has passed."""
         work.expired = True
+        if work in self._waiting:
+            self._waiting.remove(work)
+            work.settle(StepTimeout(f"{work.method.name} had to wait longer than its deadline for its turn"))
+            return
         seconds = self._clock() - work.started
         if work.task is None:
             work.overdue = True
@@ -230,7 +238,7 @@ class Session:
             else:
                 self._start(following)
                 return
-            following = self._waiting.popleft() if self._waiting and not self.closed else None
+            following = self._next() if not self.closed else None
 
     def _run_inline(self, work: Work) -> None:
         """Carry it out here and now. This is the path of every cheap step: nothing in it waits."""
@@ -247,7 +255,7 @@ class Session:
         """Hand it to the loop or a thread; `_returned` goes on."""
         self._current = work
         work.started = self._clock()
-        if work.timeout is not None:
+        if work.timeout is not None and work.deadline is None:
             work.deadline = work.started + work.timeout
         self._manager.running.add(work)
         method = work.method
@@ -267,8 +275,15 @@ class Session:
         self._conclude(work, value if error is None else self._failure(work, error))
         if self.closed:
             self._close_environment()
-        elif self._waiting:
-            self._carry_out(self._waiting.popleft())
+        elif (following := self._next()) is not None:
+            self._carry_out(following)
+
+    def _next(self) -> Work | None:
+        if not self._waiting:
+            return None
+        work = self._waiting.popleft()
+        self._manager.queued.discard(work)
+        return work
 
     def _conclude(self, work: Work, value: Any) -> None:
         method = work.method
@@ -299,6 +314,13 @@ class Session:
         kind = type(error).__name__
         text = redact(str(error), self._manager.secrets)
         return EnvironmentFailure(f"{kind}: {text}" if text else kind, error_type=kind)
+
+    def forget_queued(self, work: Work) -> None:
+        self._manager.queued.discard(work)
+
+    async def invoke(self, name: str, *arguments: Any) -> Any:
+        """Call another method of the environment, where its methods run."""
+        return await self._manager.invoke(self._threads, self.environment, name, *arguments)
 
     # -- the connection ---------------------------------------------------------------------------
 

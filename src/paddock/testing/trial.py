@@ -74,8 +74,10 @@ class Instance:
         return await self._call(self._blueprint.state, None)
 
     async def metadata(self) -> Any:
-        describing = partial(self._blueprint.metadata_of, self._environment)
-        return await self._within("get_metadata", self._on_thread(describing))
+        if not self._blueprint.has_metadata:
+            return self._blueprint.metadata_from(None)
+        described = await self._within("get_metadata", self._on_thread(self._environment.get_metadata))
+        return self._blueprint.metadata_from(described)
 
     async def close(self) -> None:
         """Close the environment, once. Raises what its `close` raises."""

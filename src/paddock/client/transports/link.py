@@ -85,20 +85,27 @@ async def connect(
     timeout: float | None,
 ) -> Link:
     """Open a connection. Raises ConnectFailed, saying what to check."""
+    connecting = asyncio.ensure_future(
+        ws_connect(
+            lambda: Link(received, lost),
+            url,
+            logger_name=quiet,
+            websocket_handshake_timeout=timeout,
+            max_frame_size=LARGEST_FRAME,
+            extra_headers=headers,
+            enable_auto_ping=True,
+            auto_ping_idle_timeout=20,
+            auto_ping_reply_timeout=20,
+        )
+    )
     try:
         async with asyncio.timeout(timeout):
-            _, link = await ws_connect(
-                lambda: Link(received, lost),
-                url,
-                logger_name=quiet,
-                websocket_handshake_timeout=timeout,
-                max_frame_size=LARGEST_FRAME,
-                extra_headers=headers,
-                enable_auto_ping=True,
-                auto_ping_idle_timeout=20,
-                auto_ping_reply_timeout=20,
-            )
+            _, link = await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        connecting.add_done_callback(_close_unwanted)
+        raise
     except TimeoutError:
+        connecting.add_done_callback(_close_unwanted)
         raise ConnectFailed(f"{url} did not answer within {timeout} s", hint="is the server up?") from None
     except WSError as error:
         raise _refused(url, error) from error
@@ -111,6 +118,14 @@ async def connect(
     if not isinstance(link, Link):
         raise ConnectFailed(f"{url} hung up during the handshake", hint="is the server starting, or behind a proxy?")
     return link
+
+
+def _close_unwanted(connecting: asyncio.Future[Any]) -> None:
+    """A connection that came about after its caller had given up."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        _, link = connecting.result()
+        if isinstance(link, Link):
+            link.close()
 
 
 def _refused(url: str, error: WSError) -> ConnectFailed:

@@ -70,7 +70,8 @@ class MemoryTransport:
         if path == "/metadata":
             await self.open()
             assert self._session is not None
-            return self.blueprint.metadata_of(self._session.environment).model_dump()
+            described = await self._session.invoke("get_metadata") if self.blueprint.has_metadata else None
+            return self.blueprint.metadata_from(described).model_dump()
         raise InvalidMessage(f"an environment in memory has no {path}")
 
     def send(self, frame: bytes) -> None:

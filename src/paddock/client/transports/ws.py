@@ -83,7 +83,9 @@ class WebSocketTransport:
     # -- Transport --------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect, unless that has happened."""
+        """Connect, unless that has happened. A closed client may be opened again."""
+        if self._closed and not self._opening.locked():
+            self._closed = False
         async with self._opening:
             if self._link is not None or self._returning is not None:
                 return
@@ -93,12 +95,13 @@ class WebSocketTransport:
             if self._queue_timeout is not None:
                 headers["Queue-Timeout"] = f"{self._queue_timeout:g}"
             self._lost = None
-            self._closed = False
             link = await self._connect(headers)
             self.foreign = "Paddock-Version" not in link.headers
-            if self._lost is None:
+            if self._lost is None and not self._closed:
                 self._token = link.headers.get("Session-Id")
                 self._adopt(link)
+            else:
+                link.close()
 
     async def request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
         if self._closed:
@@ -110,6 +113,8 @@ class WebSocketTransport:
         await self.open()
         if self._lost is not None:
             raise self._lost
+        if self._closed:
+            raise ClientError("the client is closed")
         pending = self._send(message, timeout)
         try:
             async with asyncio.timeout(timeout):
@@ -232,7 +237,8 @@ class WebSocketTransport:
             return
         finally:
             self._returning = None
-        if self._lost is not None:
+        if self._lost is not None or self._closed:
+            link.close()
             return
         self.reconnects += 1
         logger.info("reconnected to %s, the episode goes on", self.base)

@@ -1,0 +1,130 @@
+"""Threads: bounded, without starving anybody, results delivered on the loop."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from paddock.sessions.runner import Job, Threads
+
+from .conftest import until
+
+pytestmark = pytest.mark.anyio
+
+
+def job(function: Callable[[], Any], ended: list[Any]) -> Job:
+    return Job(lambda _e, _a: function(), None, None, lambda value, error: ended.append(error or value))
+
+
+async def test_a_call_returns_its_value() -> None:
+    threads = Threads(2)
+    assert await threads.call(lambda: 3) == 3
+    threads.close()
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(2), GeneratorExit(), KeyboardInterrupt()])
+async def test_whatever_is_raised_comes_back(error: BaseException) -> None:
+    threads = Threads(1)
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(Exception, match=r"no|SystemExit|GeneratorExit|KeyboardInterrupt"):
+        await threads.call(fail)
+    assert await threads.call(lambda: "alive") == "alive"
+    threads.close()
+
+
+async def test_results_arrive_on_the_loop() -> None:
+    threads, seen = Threads(4), []
+    own = threading.current_thread()
+    for _ in range(20):
+        threads.submit(Job(lambda _e, _a: None, None, None, lambda _v, _x: seen.append(threading.current_thread())))
+    await until(lambda: len(seen) == 20)
+    assert set(seen) == {own}
+    threads.close()
+
+
+async def test_no_result_is_lost_under_load() -> None:
+    threads, ended = Threads(8), []
+    for n in range(5000):
+        threads.submit(job(lambda n=n: n, ended))  # type: ignore[misc]
+    await until(lambda: len(ended) == 5000)
+    assert sorted(ended) == list(range(5000))
+    threads.close()
+
+
+async def test_threads_are_made_only_when_needed() -> None:
+    threads = Threads(16)
+    for _ in range(20):
+        await threads.call(lambda: None)
+    assert threads.count <= 2
+    threads.close()
+
+
+async def test_jobs_run_side_by_side_up_to_the_bound() -> None:
+    threads, ended = Threads(3), []
+    inside, most, lock = 0, 0, threading.Lock()
+
+    def work() -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.02)
+        with lock:
+            inside -= 1
+
+    for _ in range(9):
+        threads.submit(job(work, ended))
+    async with asyncio.timeout(5):
+        while len(ended) < 9:
+            threads.compensate()
+            await asyncio.sleep(0.01)
+    assert most == 3
+    threads.close()
+
+
+async def test_a_job_that_overstays_is_made_up_for() -> None:
+    threads, ended, release = Threads(1), [], threading.Event()
+    threads.submit(job(lambda: release.wait(10), ended))
+    threads.submit(job(lambda: "second", ended))
+    async with asyncio.timeout(5):
+        while "second" not in ended:
+            threads.compensate()
+            await asyncio.sleep(0.02)
+    release.set()
+    await until(lambda: len(ended) == 2)
+    await threads.call(lambda: None)
+    await until(lambda: threads.count == 1)
+    threads.close()
+
+
+async def test_closing_ends_every_idle_thread() -> None:
+    before = threading.active_count()
+    threads, ended = Threads(4), []
+    for _ in range(4):
+        threads.submit(job(lambda: time.sleep(0.01), ended))
+    await until(lambda: len(ended) == 4)
+    threads.close()
+    await until(lambda: threading.active_count() <= before)
+
+
+async def test_a_job_handed_in_after_closing_is_still_done() -> None:
+    threads = Threads(2)
+    await threads.call(lambda: None)
+    threads.close()
+    assert await asyncio.wait_for(threads.call(lambda: "late"), 2) == "late"
+
+
+async def test_cancelling_a_call_does_not_disturb_the_next() -> None:
+    threads, release = Threads(1), threading.Event()
+    call = asyncio.create_task(threads.call(lambda: release.wait(5)))
+    await asyncio.sleep(0.02)
+    call.cancel()
+    release.set()
+    assert await asyncio.wait_for(threads.call(lambda: 1), 2) == 1
+    threads.close()
