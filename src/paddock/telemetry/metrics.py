@@ -53,7 +53,7 @@ def prometheus(metrics: Metrics, statistics: Any, worker: int = 0) -> str:
 
     def family(name: str, kind: str, text: str, samples: Iterable[tuple[str, float]]) -> None:
         lines.extend((f"# HELP paddock_{name} {text}", f"# TYPE paddock_{name} {kind}"))
-        lines.extend(f"paddock_{name}{{{labels}}} {value:g}" for labels, value in samples)
+        lines.extend(f"paddock_{name}{{{labels}}} {value}" for labels, value in samples)
 
     family("sessions", "gauge", "Sessions open now.", [(label, statistics.sessions)])
     family(
