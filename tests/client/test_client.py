@@ -24,6 +24,7 @@ from paddock.errors import (
     EnvironmentFailure,
     EpisodeLost,
     InvalidMessage,
+    MessageTooBig,
     QueueTimeout,
     SessionBusy,
     StepTimeout,
@@ -462,6 +463,17 @@ async def test_large_answers_arrive(serve: Serve) -> None:
     async with Client(serve(Scripted).url) as env:
         text = "x" * 20_000_000
         assert (await env.step({"value": text})).observation["value"] == text
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_action_over_the_limit_is_a_clear_error(serve: Serve, lives: list[Watched], transport: str) -> None:
+    server = serve(Scripted, message_bytes=1_000_000)
+    async with Client(server.url, transport=transport, timeouts=Timeouts(request=5)) as env:
+        await env.reset()
+        with pytest.raises(MessageTooBig):
+            await env.step({"value": "x" * 2_000_000})
+        assert (await env.step({"value": 1})).observation["value"] == 1
+    assert (len(lives), lives[0].steps) == (1, 1)
 
 
 # -- plain HTTP -----------------------------------------------------------------------------------

@@ -26,10 +26,14 @@ class Crew:
         command = [sys.executable, script, str(folder), str(workers), str(capacity)]
         self.log = (folder / "log").open("w")
         self.process = subprocess.Popen(command, stderr=self.log)
-        wait_until(lambda: (folder / "url").exists() or self.process.poll() is not None, 15)
-        self.port = int((folder / "url").read_text().rpartition(":")[2])
+        wait_until(lambda: self.address() or self.process.poll() is not None, 15)
+        self.port = int(self.address().rpartition(":")[2])
         self.clients = ExitStack()
         wait_until(lambda: len(self.processes()) == workers and self.is_up(), 15)
+
+    def address(self) -> str:
+        path = self.folder / "url"
+        return path.read_text() if path.exists() else ""
 
     def is_up(self) -> bool:
         try:
@@ -135,12 +139,10 @@ def test_mcp_sessions_find_their_worker(crew: Callable[..., Crew]) -> None:
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "0"}}
     begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
     tokens = [server.http()("POST", "/mcp", begin).headers["Mcp-Session-Id"] for _ in range(6)]
+    params = {"name": "add", "arguments": {"amount": 2}}
     for token in tokens:
-        params = {"name": "add", "arguments": {"amount": 2}}
-        counts = [
-            server.http().rpc("tools/call", params, mcp_session_id=token)["result"]["data"]["count"] for _ in "ab"
-        ]
-        assert counts == [2, 4]
+        answers = [server.http().rpc("tools/call", params, mcp_session_id=token) for _ in range(2)]
+        assert [answer["result"]["data"]["count"] for answer in answers] == [2, 4]
         assert server.http()("DELETE", "/mcp", mcp_session_id=token).status == 204
     assert server.health()["sessions"] == 0
 

@@ -106,6 +106,8 @@ class Episode:
         self.steps += 1
         if done:
             self.phase = Phase.DONE
+        elif self.phase is Phase.NEW:
+            self.phase = Phase.RUNNING
 
     def close(self) -> None:
         self.phase = Phase.CLOSED

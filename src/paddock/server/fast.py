@@ -60,6 +60,8 @@ class FastSocket(WSListener):
         self._seen = 0.0
         self._pinged: float | None = None
         self._said_goodbye = False
+        self._client_left = False
+        """Whether the client began to close; a close that we began leaves a session that can be resumed."""
 
     # -- Socket -----------------------------------------------------------------------------------
 
@@ -99,7 +101,7 @@ class FastSocket(WSListener):
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self.service.sockets.discard(self)
-        self.conversation.lost(clean=self._said_goodbye)
+        self.conversation.lost(clean=self._client_left)
 
     def pause_writing(self) -> None:
         """The client does not read its answers: take no more requests until it does."""
@@ -122,9 +124,9 @@ class FastSocket(WSListener):
             self.transport.underlying_transport.abort()
 
     def _goodbye(self, frame: WSFrame) -> None:
-        answered = self._said_goodbye
+        self._client_left = not self._said_goodbye and not self.transport.is_close_frame_sent
         self._said_goodbye = True
-        if not answered:
+        if self._client_left:
             code = frame.get_close_code()
             self.transport.send_close(WSCloseCode.OK if code == WSCloseCode.NO_INFO else code)
         self.transport.disconnect()

@@ -15,8 +15,8 @@ from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, SessionNot
 from paddock.protocol import messages
 from paddock.protocol.codec import encode
 from paddock.protocol.messages import CancelMessage, CloseMessage, Message, OpenMessage
-from paddock.server.ws import INVALID_TEXT, RESTART, Socket, is_new, is_utf8, request_in, write_answer
-from paddock.sessions.session import Door, Session, Work
+from paddock.server.ws import INVALID_TEXT, RESTART, Socket, is_new, is_utf8, request_in, write_answer, write_step
+from paddock.sessions.session import LATER, Door, Session, Work
 
 if TYPE_CHECKING:
     from paddock.server.service import Service
@@ -126,6 +126,12 @@ class VectorConversation:
             return
         number = message.id
         if number is not None and not is_new(session, number, self.queue, key):
+            return
+        if message.type == "step" and (answer := session.step_now(message.data)) is not LATER:
+            frame = write_step(answer, number, key)
+            if number is not None:
+                session.ledger.record(number, frame)
+            self.queue(frame)
             return
         request = request_in(message)
         if request is None:

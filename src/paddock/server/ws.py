@@ -21,7 +21,7 @@ from paddock.protocol.episode import GetState, Reset, Step
 from paddock.protocol.messages import CancelMessage, CloseMessage, McpMessage, Single
 from paddock.protocol.resume import Verdict
 from paddock.server.rpc import SocketCaller, answer
-from paddock.sessions.session import Door, Session, Work
+from paddock.sessions.session import LATER, Door, Session, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,8 +120,12 @@ class Conversation:
         if not self._answering and not self._backlog:
             action = self._quick_step(raw)
             if action is not None:
-                self._answering = True
-                self._submit(session, Step(action), self._answered)
+                answer = session.step_now(action)
+                if answer is LATER:
+                    self._answering = True
+                    self._submit(session, Step(action), self._answered)
+                else:
+                    self.send(write_step(answer))
                 return
         message: Single | Refused
         try:
@@ -350,13 +354,21 @@ def is_new(session: Session, number: int, send: Callable[[bytes], None], key: st
     return verdict is Verdict.EXECUTE
 
 
-def write_answer(work: Work, answer: Any, key: str | None = None) -> bytes:
+def write_step(answer: Any, number: int | None = None, key: str | None = None) -> bytes:
+    """The frame for the answer to a step: an observation, or what went wrong."""
     try:
         if isinstance(answer, PaddockError):
-            return messages.write_error(answer, work.number, key)
-        if type(work.request) is GetState:
-            return messages.write_state(answer, work.number, key)
-        return messages.write_observation(answer, work.number, key)
+            return messages.write_error(answer, number, key)
+        return messages.write_observation(answer, number, key)
+    except PaddockError as error:
+        return messages.write_error(error, number, key)
+
+
+def write_answer(work: Work, answer: Any, key: str | None = None) -> bytes:
+    if type(work.request) is not GetState or isinstance(answer, PaddockError):
+        return write_step(answer, work.number, key)
+    try:
+        return messages.write_state(answer, work.number, key)
     except PaddockError as error:
         return messages.write_error(error, work.number, key)
 

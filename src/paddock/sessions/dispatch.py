@@ -15,7 +15,7 @@ from paddock.protocol.codec import model_fields
 from paddock.protocol.episode import CallTool, GetState, ListTools, Request, Reset, Step
 from paddock.protocol.mcp import plain_result, tool_listing, tool_result, with_score
 from paddock.sessions.blueprint import Blueprint, call_tool_action, list_tools_action
-from paddock.sessions.session import Session, Work
+from paddock.sessions.session import Session, Work, is_done
 from paddock.tools import ToolReturn
 from paddock.types import State
 
@@ -100,7 +100,7 @@ def _reset(blueprint: Blueprint, request: Reset) -> Plan:
 
 def _begun(session: Session, work: Work, observation: Any) -> Any:
     asked = work.request.arguments.get("episode_id")  # type: ignore[union-attr]
-    session.episode.begun(asked, done=_is_done(observation))
+    session.episode.begun(asked, done=is_done(observation))
     return observation
 
 
@@ -111,7 +111,7 @@ def _step(blueprint: Blueprint, request: Step) -> Plan:
 
 
 def _stepped(session: Session, _: Work, observation: Any) -> Any:
-    session.episode.stepped(_is_done(observation))
+    session.episode.stepped(is_done(observation))
     return observation
 
 
@@ -152,11 +152,11 @@ def _called_as_step(session: Session, _: Work, observation: Any) -> Any:
     error = getattr(observation, "error", None)
     kind = ToolFailure if error is None else tool_error_class(error.error_type)
     if kind is ToolFailure:
-        session.episode.stepped(_is_done(observation))
+        session.episode.stepped(is_done(observation))
     if error is not None:
         raise kind(error.message)
     result = plain_result(getattr(observation, "result", None))
-    return with_score(result, observation.reward, _is_done(observation))
+    return with_score(result, observation.reward, is_done(observation))
 
 
 HANDLERS: dict[type, Callable[[Blueprint, Any], Plan]] = {
@@ -184,10 +184,3 @@ def _foreign_listing(tool: Any) -> dict[str, Any]:
         "description": fields.get("description") or "",
         "inputSchema": fields.get("input_schema") or fields.get("inputSchema") or {"type": "object"},
     }
-
-
-def _is_done(observation: Any) -> bool:
-    try:
-        return bool(observation.done)
-    except AttributeError:
-        return bool(model_fields(observation).get("done"))

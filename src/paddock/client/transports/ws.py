@@ -24,6 +24,7 @@ from paddock.errors import (
     ConnectFailed,
     DeadlineExceeded,
     EpisodeLost,
+    MessageTooBig,
     PaddockError,
     SessionClosed,
     SessionNotFound,
@@ -34,6 +35,7 @@ from paddock.protocol.codec import encode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MESSAGE_TOO_BIG = 1009
 logger = logging.getLogger("paddock.client")
 
 
@@ -221,11 +223,25 @@ class WebSocketTransport:
         self._link = None
         if self._closed:
             return
+        if link.code == MESSAGE_TOO_BIG:
+            self._refuse_largest()
         if self._token is None or self._reconnect.within <= 0:
             why = f"the connection dropped ({link.code} {link.reason})".rstrip()
             self._fail(self._lost or self._episode_lost(why))
         elif self._returning is None:
             self._returning = asyncio.get_running_loop().create_task(self._return())
+
+    def _refuse_largest(self) -> None:
+        """The server hung up over the size of a request. Sending it again would only end the same way."""
+        if not self._numbered:
+            return
+        number = max(self._numbered, key=lambda known: len(self._numbered[known].frame))
+        pending = self._numbered.pop(number)
+        if not pending.answer.done():
+            size = len(pending.frame)
+            pending.answer.set_result(
+                MessageTooBig(f"the server refuses a message of {size} bytes", hint="see its --max-message-mb")
+            )
 
     async def _return(self) -> None:
         """Come back to the same session and repeat what is unanswered."""
