@@ -5,7 +5,7 @@ from hypothesis import settings
 
 from environments import LIVES, Watched
 
-settings.register_profile("paddock", deadline=None, max_examples=100)
+settings.register_profile("paddock", deadline=None, max_examples=100, database=None)
 settings.load_profile("paddock")
 
 

@@ -309,3 +309,39 @@ def test_a_tool_environment_may_keep_state_of_its_own() -> None:
 
 def test_tool_return_is_a_value() -> None:
     assert ToolReturn("x") == ToolReturn("x", None, False)
+
+
+# -- which action a payload is --------------------------------------------------------------------
+
+
+class Free(Environment):  # type: ignore[type-arg]
+    """Takes any action."""
+
+
+def routed(make: Any, **payload: Any) -> Any:
+    return Blueprint(make).wire.parse_action(payload)
+
+
+def test_the_base_action_is_an_action() -> None:
+    assert type(routed(Free)) is Action
+    assert routed(Free, metadata={"a": 1}) == Action(metadata={"a": 1})
+
+
+def test_the_base_action_may_be_a_tool_action() -> None:
+    assert routed(Free, type="list_tools") == ListToolsAction()
+    assert routed(Free, type="call_tool", tool_name="t") == CallToolAction(tool_name="t")
+
+
+def test_a_tool_environment_needs_no_type() -> None:
+    assert routed(Kit, tool_name="t") == CallToolAction(tool_name="t")
+    assert routed(Kit, type="list_tools") == ListToolsAction()
+
+
+def test_an_action_of_ones_own_decides_by_itself() -> None:
+    class Typed(Action):
+        type: str
+
+    class Own(Environment[Typed, Observation, State]):
+        pass
+
+    assert routed(Own, type="list_tools") == Typed(type="list_tools")

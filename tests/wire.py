@@ -112,9 +112,8 @@ class RawSocket:
             )
         )
         self.buffer = b""
-        head = self._until(b"\r\n\r\n")
-        self.status = int(head.split(b" ", 2)[1])
-        self.head = head.decode("latin-1")
+        self.head = self._until(b"\r\n\r\n").decode("latin-1")
+        self.status = int(self.head.split(" ", 2)[1]) if self.head else 0
 
     def send(self, payload: bytes | str, kind: int = TEXT, *, final: bool = True) -> None:
         data = payload.encode() if isinstance(payload, str) else payload
@@ -175,11 +174,9 @@ class RawSocket:
         return taken
 
     def _until(self, mark: bytes) -> bytes:
-        while mark not in self.buffer:
-            data = self.tcp.recv(65536)
-            if not data:
-                break
-            self.buffer += data
+        with contextlib.suppress(ConnectionError):
+            while mark not in self.buffer and (data := self.tcp.recv(65536)):
+                self.buffer += data
         head, _, self.buffer = self.buffer.partition(mark)
         return head
 

@@ -45,8 +45,6 @@ class Proxy:
     async def close(self) -> None:
         self._server.close()
         self.cut()
-        for task in self._tasks:
-            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from typing import Any
 
 import pytest
@@ -296,6 +297,23 @@ async def test_a_cut_right_after_the_handshake_is_survived(serve: Serve, through
         proxy.cut()
         assert (await step).observation["total"] == 1
     assert lives[0].steps == 1
+
+
+async def test_a_drop_before_the_session_is_open_is_survived(
+    serve: Serve, through: Any, lives: list[Watched]
+) -> None:
+    class Slow(Adder):
+        def __init__(self) -> None:
+            time.sleep(0.2)
+            super().__init__()
+
+    proxy = await through(serve(Slow, resume_window=0.2).port)
+    async with client(proxy.url) as env:
+        begun = asyncio.create_task(env.reset(seed=3))
+        await asyncio.sleep(0.1)
+        proxy.cut()
+        assert (await begun).observation["total"] == 3
+        assert (await env.step({"amount": 1})).observation["total"] == 4
 
 
 async def test_nobody_there_is_a_clear_error() -> None:

@@ -1,12 +1,14 @@
 """`/ws`, through picows and through ASGI alike."""
 
 import json
+import socket
 import time
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
+from websockets.sync.client import connect
 
 from environments import (
     Add,
@@ -51,6 +53,13 @@ def test_a_stock_client_is_told_nothing_it_did_not_ask_for(serve: Serve) -> None
     assert ws.token is None
     with pytest.raises(TimeoutError):
         ws.receive(0.2)
+
+
+def test_a_client_that_offers_compression_is_served(serve: Serve) -> None:
+    server = serve(Scripted)
+    with connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws:
+        ws.send(json.dumps({"type": "step", "data": {"value": "x" * 10_000}}))
+        assert json.loads(ws.recv(5))["data"]["observation"]["value"] == "x" * 10_000
 
 
 def test_acting_needs_no_reset(serve: Serve) -> None:
@@ -207,6 +216,70 @@ def test_a_fragment_out_of_order_ends_the_connection(serve: Serve) -> None:
     ws = serve(Adder).raw()
     ws.send(b"more", CONTINUATION)
     assert ws.close_code() == 1002
+
+
+BROKEN = {
+    "no mask": bytes([0x81, 2]) + b"{}",
+    "a reserved bit": bytes([0xC1, 0x82]) + bytes(4) + b"{}",
+    "an unknown kind": bytes([0x83, 0x82]) + bytes(4) + b"{}",
+    "a long ping": bytes([0x89, 0xFE, 0, 200]) + bytes(4) + bytes(200),
+    "a ping in parts": bytes([0x09, 0x80]) + bytes(4),
+    "a code that may not be sent": bytes([0x88, 0x82]) + bytes(4) + (1005).to_bytes(2, "big"),
+    "half a code": bytes([0x88, 0x81]) + bytes(4) + b"x",
+    "more bytes than there are": bytes([0x81, 0xFF]) + (1 << 62).to_bytes(8, "big") + bytes(4),
+}
+
+
+def test_frames_that_break_the_protocol_end_the_connection(serve: Serve) -> None:
+    server = serve(Adder, max_sessions=1)
+    for name, frame in BROKEN.items():
+        ws = server.raw()
+        ws.send(STEP)
+        ws.answer()
+        ws.tcp.sendall(frame)
+        ws.tcp.settimeout(3)
+        assert ws.close_code() in (1002, 1009), name
+        ws.close()
+        wait_until(lambda: server.health()["sessions"] == 0)
+
+
+def test_a_strange_token_is_an_unknown_token(serve: Serve) -> None:
+    server = serve(Adder)
+    for token in ("", "\xff\xfe", "x" * 8000, "../../etc", "00"):
+        ws = server.raw(headers=f"Session-Resume: {token}\r\n")
+        assert ws.status == 101
+        assert ws.answer()["data"]["code"] == "SESSION_ERROR"
+        assert ws.close_code() == 1000
+
+
+HANDSHAKES = {
+    "no upgrade": "GET /ws HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no key": "GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+    "an old version": "GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Version: 5\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
+    "another path": "GET /elsewhere HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
+}
+
+
+def test_a_handshake_that_is_none_is_refused(serve: Serve, lives: list[Watched]) -> None:
+    server = serve(Adder)
+    for name, request in HANDSHAKES.items():
+        with socket.create_connection(("127.0.0.1", server.port), 3) as tcp:
+            tcp.sendall(request.encode())
+            status = int(tcp.recv(4096).split(b" ", 2)[1])
+        assert 400 <= status < 500, name
+    assert lives == []
+
+
+def test_half_a_handshake_holds_nothing(serve: Serve, lives: list[Watched]) -> None:
+    server = serve(Adder)
+    with socket.create_connection(("127.0.0.1", server.port), 3) as tcp:
+        tcp.sendall(b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n")
+        assert server.health()["sessions"] == 0
+        server.begin_to_stop()
+        server.thread.join(8)
+    assert not server.thread.is_alive()
 
 
 def test_a_ping_is_answered(serve: Serve) -> None:

@@ -202,6 +202,16 @@ async def test_a_hung_step_whose_client_left_is_still_counted(house: Any, lives:
     assert one.manager.statistics().hung == 0
 
 
+async def test_the_next_request_waits_for_a_cancelled_thread_step(house: Any, lives: list[Watched]) -> None:
+    one = house(Scripted)
+    session = await one.manager.open(Door.SOCKET)
+    step = asyncio.create_task(one.ask(session, Step(Script(sleep=0.1))))
+    await until(lambda: lives[0].steps)
+    step.cancel()
+    await asyncio.gather(step, return_exceptions=True)
+    assert (await one.ask(session, Step(Script(value=2)))).value == 2
+
+
 async def test_a_slow_state_has_a_deadline_and_blocks_nobody(house: Any, lives: list[Watched]) -> None:
     class SlowState(Adder):
         @property

@@ -88,6 +88,8 @@ class FastSocket(WSListener):
         try:
             if kind == CLOSE:
                 self._goodbye(frame)
+            elif frame.rsv1 or frame.rsv2 or frame.rsv3:
+                self.close(1002, "a reserved bit is set")
             elif transport.is_close_frame_sent:
                 # picows goes on reading after a close, also what it has just refused as too big.
                 return
@@ -185,7 +187,7 @@ class FastProtocol(WSProtocol):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """uvicorn is going down, after the service has drained."""
-        if isinstance(self.listener, FastSocket):
+        if isinstance(self.listener, FastSocket) and self.listener in self.service.sockets:
             self.listener.close(1012, "the server is shutting down")
         else:
             self.transport.disconnect()

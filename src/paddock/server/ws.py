@@ -64,7 +64,7 @@ class Hello:
         return cls(
             path=path,
             session_id=(asked.get("session_id") or [""])[0] or None,
-            resume=header(RESUME_HEADER),
+            resume=_printable(header(RESUME_HEADER)),
             queue_timeout=_seconds(header(QUEUE_HEADER)),
             vector="vector" in asked,
         )
@@ -101,9 +101,10 @@ class Conversation:
 
     def _token_to_hand_out(self) -> str | None:
         """Only a client that asked to resume is told its token."""
-        if self.hello.resume == "new":
-            return self.service.manager.new_token()
-        return self.hello.resume
+        manager, asked = self.service.manager, self.hello.resume
+        if asked == "new":
+            return manager.new_token()
+        return asked if asked is not None and manager.knows(asked) else None
 
     # -- what the transport calls -----------------------------------------------------------------
 
@@ -378,6 +379,11 @@ def _write_mcp(response: dict[str, Any], number: int | None) -> bytes:
         return messages.write_mcp(response, number)
     except PaddockError as error:
         return messages.write_mcp(jsonrpc.failure(error, response.get("id")), number)
+
+
+def _printable(text: str | None) -> str | None:
+    """A header may hold any byte; a token of ours is plain ASCII, and others are only to be named in an error."""
+    return None if text is None else text.encode("ascii", "replace").decode()
 
 
 def _seconds(text: str | None) -> float | None:

@@ -143,7 +143,9 @@ class Blueprint:
         """The action type of a step, where `type` picks between listing and calling tools if it may."""
         if self.foreign_tool_actions is not None:
             return _routed(*self.foreign_tool_actions)
-        if self.action_type in (Action, CallToolAction, ListToolsAction):
+        if self.action_type is Action:
+            return _routed(ListToolsAction, CallToolAction, Action)
+        if self.action_type in (CallToolAction, ListToolsAction):
             return _routed(ListToolsAction, CallToolAction)
         return self.action_type
 
@@ -337,12 +339,18 @@ def _foreign_tool_actions(action_type: Any) -> tuple[Any, Any] | None:
     return module.ListToolsAction, module.CallToolAction
 
 
-def _routed(listing: Any, calling: Any) -> Any:
+def _routed(listing: Any, calling: Any, other: Any = None) -> Any:
+    """One of the two tool actions, by `type`. Without a type it is a call, or the `other` action if there is one."""
+    default = "call_tool" if other is None else "action"
+
     def tag(value: Any) -> str:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return "list_tools" if kind == "list_tools" else "call_tool"
+        return kind if kind in ("list_tools", "call_tool") else default
 
-    return Annotated[Annotated[listing, Tag("list_tools")] | Annotated[calling, Tag("call_tool")], Discriminator(tag)]
+    either: Any = Annotated[listing, Tag("list_tools")] | Annotated[calling, Tag("call_tool")]
+    if other is not None:
+        either = either | Annotated[other, Tag("action")]
+    return Annotated[either, Discriminator(tag)]
 
 
 def _schema(kind: Any, mode: Any) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class Session:
                 self._carry_out(work)
         elif self.closed or self._current is None:
             work.settle(SessionClosed("the session is closed"))
-        elif self._current.settled and self._current.task is None:
+        elif self._current.overdue:
             work.settle(self._busy())
         elif len(self._waiting) >= MOST_WAITING:
             work.settle(SessionBusy(f"{MOST_WAITING} requests are waiting already", hint="await the answers"))
@@ -245,15 +245,14 @@ class Session:
                 hint="raise --step-timeout, or send timeout_s with the request",
             ),
         )
+        while work.overdue and self._waiting:
+            self._waiting.popleft().settle(self._busy())
 
     def _abandon(self, work: Work, error: PaddockError) -> None:
-        """Answer now. A task is cancelled; a thread goes on, and those who wait for it are sent away."""
+        """Answer now. A task is cancelled; a thread goes on by itself."""
         work.settle(error)
         if work.task is not None:
             work.task.cancel()
-            return
-        while self._waiting:
-            self._waiting.popleft().settle(self._busy())
 
     def _busy(self) -> SessionBusy:
         return SessionBusy("an earlier request was given up, but still holds the environment")

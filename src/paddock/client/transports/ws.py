@@ -42,10 +42,11 @@ logger = logging.getLogger("paddock.client")
 class Pending:
     """A request without its answer yet."""
 
-    __slots__ = ("answer", "frame")
+    __slots__ = ("answer", "frame", "is_reset")
 
-    def __init__(self, frame: bytes) -> None:
+    def __init__(self, frame: bytes, *, is_reset: bool) -> None:
         self.frame = frame
+        self.is_reset = is_reset
         self.answer: asyncio.Future[dict[str, Any] | PaddockError] = asyncio.get_running_loop().create_future()
 
 
@@ -159,13 +160,14 @@ class WebSocketTransport:
     # -- sending ----------------------------------------------------------------------------------
 
     def _send(self, message: dict[str, Any], timeout: float | None) -> Pending:
+        is_reset = message["type"] == "reset"
         if self.foreign:
-            pending = Pending(encode(message))
+            pending = Pending(encode(message), is_reset=is_reset)
             self._in_order.append(pending)
         else:
             self._number += 1
             limit = {} if timeout is None else {"timeout_s": timeout}
-            pending = Pending(encode({**message, **limit, "id": self._number}))
+            pending = Pending(encode({**message, **limit, "id": self._number}), is_reset=is_reset)
             self._numbered[self._number] = pending
         if self._link is not None and not self._link.is_lost:
             self._link.send(pending.frame)
@@ -206,10 +208,31 @@ class WebSocketTransport:
 
     def _refused(self, error: PaddockError) -> None:
         """The server speaks of the session itself: it is not there, or not any more."""
+        if isinstance(error, SessionNotFound) and self._waits_only_for_a_reset():
+            self._forget_episode()
+            self._returning = asyncio.get_running_loop().create_task(self._begin_anew())
+            return
         if isinstance(error, (SessionNotFound, SessionClosed)):
             error = self._episode_lost(error.message)
         self._token = None
         self._fail(error)
+
+    def _waits_only_for_a_reset(self) -> bool:
+        """Whether nothing is lost with the session: what is unanswered begins a new episode anyway."""
+        waiting = [pending for pending in self._numbered.values() if not pending.answer.done()]
+        return len(waiting) == 1 and waiting[0].is_reset
+
+    async def _begin_anew(self) -> None:
+        """Send the unanswered reset to a new session."""
+        self._returning = None
+        try:
+            await self.open()
+        except PaddockError as error:
+            self._fail(error)
+            return
+        if self._link is not None:
+            for pending in self._numbered.values():
+                self._link.send(pending.frame)
 
     def _adopt(self, link: Link) -> None:
         """From now on this is our connection, unless it is lost already."""
