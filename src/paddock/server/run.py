@@ -18,6 +18,7 @@ from paddock.errors import ConfigError
 from paddock.server.access import is_loopback
 from paddock.server.app import create_app
 from paddock.server.fast import UpgradeRouter, adopt
+from paddock.server.one_write import OneWriteProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,6 +116,7 @@ def server_config(app: Any) -> uvicorn.Config:
         backlog=BACKLOG,
     )
     config.load()
+    config.http_protocol_class = OneWriteProtocol
     config.ws_protocol_class = type("Upgrades", (UpgradeRouter,), {"service": service})
     return config
 
