@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from paddock.errors import ConfigError
@@ -83,10 +83,6 @@ class ServerConfig:
     limits: Limits = field(default_factory=Limits)
     access: Access = field(default_factory=Access)
     mode: Mode = "simulation"
-    web: bool = False
-
-    def with_limits(self, **changes: object) -> ServerConfig:
-        return replace(self, limits=replace(self.limits, **changes))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +92,6 @@ class Variables:
     auth_token: str | None = field(default=None, repr=False)
     mode: Mode = "simulation"
     max_sessions: int | None = None
-    web: bool = False
-    readme_path: str | None = None
 
 
 def read_variables(environ: Mapping[str, str] | None = None) -> Variables:
@@ -111,8 +105,6 @@ def read_variables(environ: Mapping[str, str] | None = None) -> Variables:
         auth_token=source.get("PADDOCK_AUTH_TOKEN") or None,
         mode=parse_mode(mode),
         max_sessions=int(count) if count else None,
-        web=source.get("ENABLE_WEB_INTERFACE", "").lower() in ("true", "1", "yes"),
-        readme_path=source.get("ENV_README_PATH") or None,
     )
 
 

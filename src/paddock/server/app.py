@@ -91,7 +91,7 @@ def default_config(blueprint: Blueprint, max_sessions: int | None, concurrency: 
             limits = replace(limits, session_timeout=known.session_timeout)
     else:
         limits = Limits(max_sessions=max_sessions or variables.max_sessions or default_sessions(blueprint))
-    return ServerConfig(limits=limits, mode=variables.mode, web=variables.web)
+    return ServerConfig(limits=limits, mode=variables.mode)
 
 
 def default_sessions(blueprint: Blueprint) -> int:
