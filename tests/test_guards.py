@@ -138,7 +138,9 @@ ALLOWED = {
     "sessions": BASE | {"protocol", "tools", "env", "telemetry"},
     "server": BASE | {"protocol", "tools", "env", "telemetry", "sessions", "net"},
     "client": BASE | {"protocol", "net"},
-    "envs": BASE | {"env", "tools"},
+    "envs": BASE | {"env", "tools", "rollouts"},
+    "tasks": BASE,
+    "rollouts": BASE | {"protocol", "net", "client", "sessions", "tasks", "testing"},
 }
 EXCEPTIONS = {"client/transports/memory.py": {"sessions"}}
 PROTOCOL_MAY_USE = {"pydantic", "pydantic_core", "orjson", "paddock"}
@@ -199,5 +201,6 @@ def test_the_protocol_does_no_io(path: Path) -> None:
 
 
 def test_the_six_files_a_newcomer_reads_are_there() -> None:
-    named = ("env.py", "protocol/episode.py", "sessions/dispatch.py", "server/ws.py", "client/client.py")
+    serving = ("env.py", "protocol/episode.py", "sessions/dispatch.py", "server/ws.py")
+    named = (*serving, "client/client.py", "rollouts/rollout.py")
     assert all((SOURCE / name).exists() for name in named)

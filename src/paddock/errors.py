@@ -28,6 +28,13 @@ PaddockError
 │   └── ToolFailure
 │       ├── ToolNotFound
 │       └── InvalidToolArguments
+├── RolloutError                   a part of a rollout broke; the name says which
+│   ├── TaskError
+│   ├── AgentError
+│   ├── ModelError
+│   ├── SandboxError
+│   ├── VerifierError
+│   └── StoreError
 └── ClientError                    seen by a caller of `Client`
     ├── ConnectFailed
     ├── EpisodeLost
@@ -236,6 +243,49 @@ def tool_error_class(error_type: str) -> type[ToolFailure]:
     """The class for the `error_type` of a tool observation."""
     found = {kind.error_type: kind for kind in (ToolNotFound, InvalidToolArguments)}
     return found.get(str(getattr(error_type, "value", error_type)), ToolFailure)
+
+
+class RolloutError(PaddockError):
+    """The parts of a rollout raise these; a rollout turns them into its outcome."""
+
+    code = "ROLLOUT_ERROR"
+
+
+class TaskError(RolloutError, ValueError):
+    """The task cannot be read, or its own set-up failed."""
+
+    code = "TASK_ERROR"
+    exit_code = 2
+
+
+class AgentError(RolloutError):
+    """The agent program could not be installed, started or understood."""
+
+    code = "AGENT_ERROR"
+
+
+class ModelError(RolloutError):
+    """The model endpoint does not answer, refuses, or breaks off."""
+
+    code = "MODEL_ERROR"
+
+
+class SandboxError(RolloutError):
+    """The sandbox could not be made, broke, or is gone."""
+
+    code = "SANDBOX_ERROR"
+
+
+class VerifierError(RolloutError):
+    """The verifier could not be run."""
+
+    code = "VERIFIER_ERROR"
+
+
+class StoreError(RolloutError):
+    """The store cannot be opened, read or written."""
+
+    code = "STORE_ERROR"
 
 
 class ClientError(PaddockError):

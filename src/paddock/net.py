@@ -1,12 +1,21 @@
-"""A small HTTP/1.1 connection on asyncio streams and h11: enough for JSON, over TCP or a Unix socket."""
+"""A small HTTP/1.1 connection on asyncio streams and h11: enough for JSON and for a stream of events.
+
+It speaks over TCP, a Unix socket, or whatever `connect` opens.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import h11
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 CHUNK = 65536
 
@@ -14,11 +23,19 @@ CHUNK = 65536
 class HttpConnection:
     """One connection, one request at a time. A connection the server has closed is opened again."""
 
-    def __init__(self, url: str, headers: dict[str, str] | None = None, *, unix: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: dict[str, str] | None = None,
+        *,
+        unix: str | None = None,
+        connect: Callable[[], Awaitable[Streams]] | None = None,
+    ) -> None:
         self._parts = urlsplit(url)
         self._unix = unix
+        self._open = connect
         self._headers = headers or {}
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._streams: Streams | None = None
         self._protocol = h11.Connection(h11.CLIENT)
         self._lock = asyncio.Lock()
 
@@ -40,21 +57,32 @@ class HttpConnection:
                 await self._drop()
                 raise
 
+    async def stream(self, path: str) -> AsyncIterator[bytes]:
+        """The body of a GET, piece by piece as it comes. The connection is of no use afterwards.
+        Raises OSError if there is no server, or if it does not answer with 200."""
+        async with self._lock:
+            try:
+                reader = await self._send("GET", path, b"", {})
+                while True:
+                    answer = self._protocol.next_event()
+                    if answer is h11.NEED_DATA:
+                        self._protocol.receive_data(await reader.read(CHUNK))
+                    elif isinstance(answer, h11.Response) and answer.status_code != 200:
+                        raise ConnectionError(f"{path} answered with status {answer.status_code}")
+                    elif isinstance(answer, h11.Data):
+                        yield bytes(answer.data)
+                    elif isinstance(answer, h11.EndOfMessage | h11.ConnectionClosed):
+                        return
+            finally:
+                await self._drop()
+
     async def close(self) -> None:
         await self._drop()
 
     async def _exchange(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, dict[str, str], bytes]:
-        reader, writer = await self._connected()
-        fields = {"host": self._parts.netloc, "content-length": str(len(body)), **self._headers, **headers}
-        if body:
-            fields.setdefault("content-type", "application/json")
-        target = f"{self._parts.path.rstrip('/')}{path}"
-        request = h11.Request(method=method, target=target, headers=list(fields.items()))
-        for event in (request, h11.Data(data=body), h11.EndOfMessage()):
-            writer.write(self._protocol.send(event) or b"")
-        await writer.drain()
+        reader = await self._send(method, path, body, headers)
         status, received, parts = 0, {}, []
         while True:
             answer = self._protocol.next_event()
@@ -75,7 +103,19 @@ class HttpConnection:
             self._protocol.start_next_cycle()
         return status, received, b"".join(parts)
 
-    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _send(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> asyncio.StreamReader:
+        reader, writer = await self._connected()
+        fields = {"host": self._parts.netloc, "content-length": str(len(body)), **self._headers, **headers}
+        if body:
+            fields.setdefault("content-type", "application/json")
+        target = f"{self._parts.path.rstrip('/')}{path}"
+        request = h11.Request(method=method, target=target, headers=list(fields.items()))
+        for event in (request, h11.Data(data=body), h11.EndOfMessage()):
+            writer.write(self._protocol.send(event) or b"")
+        await writer.drain()
+        return reader
+
+    async def _connected(self) -> Streams:
         if self._streams is not None and (self._streams[0].at_eof() or self._streams[1].is_closing()):
             await self._drop()
         if self._streams is None:
@@ -83,7 +123,9 @@ class HttpConnection:
             self._protocol = h11.Connection(h11.CLIENT)
         return self._streams
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self) -> Streams:
+        if self._open is not None:
+            return await self._open()
         if self._unix is not None:
             return await asyncio.open_unix_connection(self._unix)
         secure = self._parts.scheme == "https"

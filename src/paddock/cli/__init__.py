@@ -14,6 +14,9 @@ from paddock.errors import PaddockError
 COMMANDS = {
     "serve": ("paddock.cli.serve", "Serve an environment over HTTP, WebSocket and MCP."),
     "check": ("paddock.cli.check", "Find out what an environment or a server gets wrong."),
+    "rollout": ("paddock.cli.rollout", "Run a coding agent on tasks, capture its tokens, score its work."),
+    "trace": ("paddock.cli.trace", "Look at rollouts, and take them out of the store."),
+    "probe": ("paddock.cli.probe", "Find out what a model endpoint gives back."),
     "new": ("paddock.cli.new", "Start a project for an environment of your own."),
     "doctor": ("paddock.cli.doctor", "Tell what this machine has and lacks."),
 }
@@ -40,7 +43,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="paddock")
 def paddock() -> None:
-    """Environments for LLM agents: serve them, check them, act in them."""
+    """Environments for LLM agents: serve them, run agents in them, keep every token."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,7 +8,8 @@ import re
 import sys
 from collections import Counter
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,13 +35,18 @@ NOUNS = {"warning": ("warning", "warnings"), "info": ("note", "notes")}
 WIDE_ENOUGH = 120
 
 
-@click.command("check", epilog="TARGET: echo | counter | pkg.mod:Class | path/to/file.py:Class | http://host:port")
+EPILOG = "TARGET: echo | counter | pkg.mod:Class | path/to/file.py:Class | http://host:port | a task folder or name"
+
+
+@click.command("check", epilog=EPILOG)
 @click.argument("target")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds that one answer may take.")
 @click.option("--auth-token", help="Token of the server at the URL. Better: PADDOCK_AUTH_TOKEN.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(target: str, timeout: float, auth_token: str | None, as_json: bool) -> int:
-    """Find out what an environment or a server gets wrong.
+    """Find out what an environment, a server or a task gets wrong.
+
+    Of a task it proves that its solution scores 1.0, and that doing nothing scores less.
 
     Ends with 0 if nothing failed, 1 if something did, 2 if there is nothing to check at TARGET.
     """
@@ -59,9 +65,11 @@ def command(target: str, timeout: float, auth_token: str | None, as_json: bool) 
 
 
 async def examine(target: str, timeout: float, token: str | None, announce: Announce) -> list[Result]:
-    """The results for a URL or a class. Raises TargetError if there is nothing to examine."""
+    """The results for a URL, a task or a class. Raises TargetError if there is nothing to examine."""
     from paddock.testing.conformance import check_environment, check_server
 
+    if names_task(target):
+        return await examine_tasks(target, announce)
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", target):
         raise TargetError(f"{target!r} names no environment", hint=f"did you mean http://{target}?")
     if "://" not in target:
@@ -75,6 +83,25 @@ async def examine(target: str, timeout: float, token: str | None, announce: Anno
         refused = error.data.get("status") == 401
         hint = "give the server's token: --auth-token or PADDOCK_AUTH_TOKEN" if refused else error.hint
         raise TargetError(error.message, hint=hint) from error
+
+
+def names_task(target: str) -> bool:
+    from paddock.tasks import shipped
+
+    path = Path(target)
+    return target == "shipped" or target in shipped() or path.suffix in (".json", ".jsonl") or path.is_dir()
+
+
+async def examine_tasks(target: str, announce: Announce) -> list[Result]:
+    from paddock.rollouts.check_task import TaskCheck
+    from paddock.rollouts.taskset import load_tasks
+
+    tasks = load_tasks(target)
+    results: list[Result] = []
+    for number, task in enumerate(tasks):
+        announce(task.id, number, len(tasks))
+        results += [replace(result, name=f"{task.id}: {result.name}") for result in await TaskCheck(task).run()]
+    return results
 
 
 def load(target: str) -> Any:

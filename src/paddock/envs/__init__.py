@@ -3,4 +3,5 @@
 SHIPPED = {
     "echo": "paddock.envs.echo:Echo",
     "counter": "paddock.envs.counter:Counter",
+    "opencode": "paddock.envs.opencode:OpenCodeEnvironment",
 }

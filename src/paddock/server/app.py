@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -122,6 +122,7 @@ def routes(service: Service) -> list[Any]:
         Route("/openapi.json", about.openapi, methods=["GET"]),
         Route("/docs", about.docs, methods=["GET"]),
         Route("/redoc", about.docs, methods=["GET"]),
+        *own_routes(service.blueprint.cls),
         Route("/list_environments", tasks.environments, methods=["GET"]),
         Route("/{environment}/splits", answering(tasks.splits), methods=["GET"]),
         Route("/{environment}/tasks", answering(tasks.tasks), methods=["POST"]),
@@ -129,6 +130,11 @@ def routes(service: Service) -> list[Any]:
         Route("/{environment}/task", answering(tasks.task), methods=["POST"]),
         Route("/{environment}/task_range", answering(tasks.task_range), methods=["POST"]),
     ]
+
+
+def own_routes(cls: Any) -> list[Any]:
+    """Routes that an environment class brings along, behind the same gate as all others."""
+    return list(cls.http_routes()) if hasattr(cls, "http_routes") else []
 
 
 class Socket:
@@ -250,9 +256,11 @@ class Gate:
 
 @asynccontextmanager
 async def _lifespan(service: Service, app: Starlette) -> AsyncIterator[None]:
+    cls: Any = service.blueprint.cls
     service.start()
     try:
-        yield
+        async with cls.lifespan() if hasattr(cls, "lifespan") else nullcontext():
+            yield
     finally:
         await service.stop()
 

@@ -1,0 +1,246 @@
+"""`paddock rollout TASK…` and `paddock rollout reverify ID`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paddock.cli import INTERRUPTED, complain, note, print_json
+from paddock.errors import ConfigError, TaskError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from paddock.rollouts.batch import BatchResult
+
+BROKEN = 1
+
+
+class WithDefault(click.Group):
+    """A group whose first word may be left out: `paddock rollout TASK` is `paddock rollout run TASK`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args.insert(0, "run")
+        return super().parse_args(ctx, args)
+
+
+@click.group("rollout", cls=WithDefault)
+def command() -> None:
+    """Run a coding agent on tasks, capture every token, and score its work.
+
+    \b
+    paddock rollout TASK… --model URL [options]     see: paddock rollout run --help
+    paddock rollout reverify ID --tests FOLDER      score a finished rollout again
+    """
+
+
+@command.command("run")
+@click.argument("tasks", nargs=-1, required=True, metavar="TASK…")
+@click.option("--agent", default="opencode", show_default=True, help="opencode, or command:PROGRAM.")
+@click.option("--driver", type=click.Choice(["run", "serve"]), help="How the agent is driven.")
+@click.option("--model", required=True, help="URL, replay:FILE, local, vllm://REPO or hf-router://REPO:PROVIDER.")
+@click.option("--model-name", help="The model's name at the URL. Default: the first it lists.")
+@click.option("--vllm-url", help="Where the server of a vllm:// model is.")
+@click.option("-n", "--repeat", "n", default=1, show_default=True, help="Rollouts of each task.")
+@click.option("--parallel", default=2, show_default=True, help="Rollouts at a time.")
+@click.option("--sandbox", default="bwrap", show_default=True, help="bwrap, or process (isolates nothing).")
+@click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
+@click.option("--mode", default="transparent_proxy", show_default=True, help="transparent_proxy, or black_box.")
+@click.option("--max-tokens", default=4096, show_default=True, help="Tokens that one call may sample.")
+@click.option("--max-calls", default=200, show_default=True, help="Model calls that one rollout may make.")
+@click.option("--max-completion-tokens", type=int, help="Tokens that one rollout may sample in all.")
+@click.option("--agent-timeout", type=float, help="Seconds for the agent. Default: what the task says.")
+@click.option("--temperature", default=1.0, show_default=True, help="Temperature of every call.")
+@click.option("--thinking/--no-thinking", default=None, help="Turn the model's thinking on or off.")
+@click.option("--context", "context_tokens", default=32768, show_default=True, help="Context the agent plans with.")
+@click.option("--retries", default=2, show_default=True, help="New tries after a failure outside the policy.")
+@click.option("--resume", "batch_id", metavar="BATCH", help="Go on with a batch that was stopped.")
+@click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each rollout, as it ends.")
+def run(tasks: tuple[str, ...], as_json: bool, max_tokens: int, max_calls: int, **options: Any) -> int:
+    """Run rollouts of TASK: a task folder, a folder of them, a .jsonl file, or a shipped task's name.
+
+    The key of the model is read from PADDOCK_MODEL_API_KEY (or OPENAI_API_KEY, HF_TOKEN), and never
+    enters the sandbox. Ends with 0 if every rollout has outcome ok, with 1 if not.
+    """
+    from paddock.cli.progress import RolloutProgress
+    from paddock.rollouts.batch import new_batch_id
+    from paddock.rollouts.limits import Budget
+    from paddock.rollouts.runs import run_batch
+    from paddock.rollouts.shown import summarize
+    from paddock.rollouts.taskset import load_tasks
+
+    chosen = [task for spec in tasks for task in load_tasks(spec)]
+    budget = Budget(
+        calls=max_calls,
+        completion_tokens=options.pop("max_completion_tokens"),
+        max_tokens_per_call=max_tokens,
+    )
+    consent = options.pop("unsafe")
+    batch_id = options["batch_id"] = options["batch_id"] or new_batch_id()
+    with RolloutProgress(total=len(chosen) * options["n"], words=not as_json) as progress:
+
+        def settled(record: Any) -> None:
+            progress.settle(record)
+            if as_json:
+                print_json(summarize(record))
+
+        work = run_batch(
+            chosen,
+            budget=budget,
+            consent=consent,
+            on_change=progress.show,
+            on_settled=settled,
+            log=progress.say,
+            **options,
+        )
+        result = run_until_signal(work)
+    if result is None:
+        complain("interrupted; what was under way is recorded as cancelled", f"go on with --resume {batch_id}")
+        return INTERRUPTED
+    report(result, as_json)
+    return 0 if all(record.outcome == "ok" for record in result.records) else BROKEN
+
+
+@command.command("reverify")
+@click.argument("rollout_id", metavar="ID")
+@click.option("--tests", type=click.Path(path_type=Path, exists=True), help="A tests folder, or a test.sh.")
+@click.option("--task", "task_spec", help="A task whose tests to use, as in `paddock rollout TASK`.")
+@click.option("--timeout", default=300.0, show_default=True, help="Seconds for the tests.")
+@click.option("--sandbox", default="bwrap", show_default=True, help="bwrap, or process (isolates nothing).")
+@click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
+@click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
+@click.option("--json", "as_json", is_flag=True, help="Print the score as JSON.")
+def reverify_command(
+    rollout_id: str,
+    tests: Path | None,
+    task_spec: str | None,
+    timeout: float,
+    sandbox: str,
+    unsafe: bool,
+    store: Path | None,
+    as_json: bool,
+) -> int:
+    """Score the sealed work folder of rollout ID again, without the agent. The first score is kept."""
+    from paddock.rollouts.runs import reverify
+
+    files = read_tests(tests, task_spec)
+    work = reverify(rollout_id, files, store=store, sandbox=sandbox, consent=unsafe, timeout=timeout)
+    verdict = asyncio.run(work)
+    if as_json:
+        print_json(
+            {
+                "rollout_id": rollout_id,
+                **verdict.reward.to_json(),
+                "reward": verdict.reward.value,
+                "exit_code": verdict.exit_code,
+                "stdout": verdict.stdout,
+                "stderr": verdict.stderr,
+            }
+        )
+    elif verdict.reward.value is None:
+        click.echo(f"no reward: {verdict.reward.reason}")
+    else:
+        click.echo(f"{verdict.reward.value:g}")
+    return 0 if verdict.reward.value is not None else BROKEN
+
+
+def read_tests(tests: Path | None, task_spec: str | None) -> dict[str, bytes]:
+    """The verifier's files, from a folder, from one script, or from a task."""
+    from paddock.rollouts.taskset import load_tasks
+
+    if (tests is None) == (task_spec is None):
+        raise ConfigError("say which tests to use", hint="give --tests FOLDER, or --task TASK")
+    if task_spec is not None:
+        found = load_tasks(task_spec)
+        if len(found) != 1:
+            raise ConfigError(f"{task_spec} holds {len(found)} tasks", hint="name one task")
+        return dict(found[0].tests)
+    assert tests is not None
+    if tests.is_file():
+        return {"test.sh": tests.read_bytes()}
+    files = {str(path.relative_to(tests)): path.read_bytes() for path in tests.rglob("*") if path.is_file()}
+    if "test.sh" not in files:
+        raise TaskError(f"{tests} has no test.sh", hint="its test.sh is what gets run")
+    return files
+
+
+def run_until_signal(work: Coroutine[Any, Any, BatchResult]) -> BatchResult | None:
+    """The result, or None after Ctrl-C or SIGTERM, once everything under way has been put away."""
+
+    async def guarded() -> BatchResult | None:
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return None
+
+    return asyncio.run(guarded())
+
+
+def report(result: BatchResult, as_json: bool) -> None:
+    summary = result.summary()
+    if not as_json:
+        print_tables(result)
+    outcomes = ", ".join(f"{count} {name}" for name, count in summary["outcomes"].items())
+    note(f"batch {result.batch_id}: {outcomes}; {summary['rewarded']} rewarded, {summary['trainable']} trainable")
+    if result.records:
+        note(f"look closer: paddock trace show {result.records[0].rollout_id}")
+
+
+def print_tables(result: BatchResult) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    rollouts = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("rollout", "task", "outcome", "reward", "calls", "trainable", "tokens", "seconds"):
+        rollouts.add_column(name, justify="left" if name in ("rollout", "task", "outcome") else "right")
+    for record in result.records:
+        rollouts.add_row(
+            record.rollout_id,
+            record.task_id,
+            str(record.outcome),
+            "–" if record.reward is None else f"{record.reward:g}",
+            str(record.calls),
+            str(record.trainable_calls),
+            str(record.completion_tokens),
+            f"{record.wall_s or 0:.1f}",
+        )
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(rollouts)
+    for record in result.records:
+        if record.error or record.reward is None:
+            console.print(
+                f"{record.rollout_id}: {record.error or record.reward_reason}", style="yellow", markup=False
+            )
+    if len(result.records) > len(result.groups):
+        console.print(group_table(result))
+
+
+def group_table(result: BatchResult) -> Any:
+    """Mean reward and pass@k of each task, over the members that have a reward."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    sizes = sorted({1, max(len(group.records) for group in result.groups)})
+    table.add_column("task")
+    for name in ("rewarded", "mean", *(f"pass@{k}" for k in sizes)):
+        table.add_column(name, justify="right")
+    for group in result.groups:
+        chances = [group.pass_at(k) for k in sizes]
+        table.add_row(
+            group.task_id,
+            f"{len(group.rewards)} of {len(group.records)}",
+            "–" if group.mean is None else f"{group.mean:.2f}",
+            *("–" if chance is None else f"{chance:.2f}" for chance in chances),
+        )
+    return table

@@ -1,0 +1,188 @@
+"""Many rollouts: so many of each task, so many at a time, none of them in the way of another.
+
+Each task has a group of `n` members. A member that broke for reasons outside the policy is run again
+as a new rollout, alone; the rest of its group is left as it is. A batch that was stopped goes on
+where it was: members that have an outcome of their own are not run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from paddock.errors import ConfigError
+from paddock.rollouts.record import RolloutRecord
+from paddock.rollouts.rollout import Rollout, new_rollout_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paddock.rollouts.capture import Upstream
+    from paddock.rollouts.plan import Plan
+    from paddock.rollouts.store import Store
+    from paddock.rollouts.task import Task
+
+RETRIES = 2
+"""How often a member is run again after a failure that was not the policy's."""
+PAUSE = 0.5
+"""Seconds before the first of them; doubled each time."""
+LONGEST_PAUSE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One of the `n` rollouts that a task's group consists of."""
+
+    task: Task
+    number: int
+
+
+@dataclass(slots=True)
+class Group:
+    """What became of the members of one task."""
+
+    task_id: str
+    records: list[RolloutRecord] = field(default_factory=list)
+
+    @property
+    def rewards(self) -> list[float]:
+        return [record.reward for record in self.records if record.reward is not None]
+
+    @property
+    def mean(self) -> float | None:
+        rewards = self.rewards
+        return sum(rewards) / len(rewards) if rewards else None
+
+    def pass_at(self, k: int, *, passing: float = 1.0) -> float | None:
+        """The chance that one of `k` samples passes, without bias; None if too few have a reward."""
+        total = len(self.rewards)
+        if not 0 < k <= total:
+            return None
+        failed = total - sum(reward >= passing for reward in self.rewards)
+        return 1.0 - math.comb(failed, k) / math.comb(total, k)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    batch_id: str
+    records: list[RolloutRecord]
+    """The last rollout of each member, in the order of tasks and members."""
+
+    @property
+    def groups(self) -> list[Group]:
+        groups: dict[str, Group] = {}
+        for record in self.records:
+            groups.setdefault(record.task_id, Group(record.task_id)).records.append(record)
+        return list(groups.values())
+
+    def summary(self) -> dict[str, Any]:
+        """Counts that balance: every member has one outcome."""
+        outcomes: dict[str, int] = defaultdict(int)
+        for record in self.records:
+            outcomes[str(record.outcome)] += 1
+        rewards = [record.reward for record in self.records if record.reward is not None]
+        return {
+            "batch_id": self.batch_id,
+            "rollouts": len(self.records),
+            "outcomes": dict(outcomes),
+            "rewarded": len(rewards),
+            "mean_reward": sum(rewards) / len(rewards) if rewards else None,
+            "trainable": sum(record.trainable for record in self.records),
+        }
+
+
+class Batch:
+    """Runs the members of a batch. `on_change` hears of every move of every rollout, `on_settled` of the
+    record that a member ends up with."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        plan: Plan,
+        *,
+        store: Store,
+        upstream: Upstream,
+        n: int = 1,
+        parallel: int = 1,
+        retries: int = RETRIES,
+        batch_id: str | None = None,
+        on_change: Callable[[Rollout], None] | None = None,
+        on_settled: Callable[[RolloutRecord], None] | None = None,
+    ) -> None:
+        if n < 1 or parallel < 1 or retries < 0:
+            raise ConfigError(
+                f"n is {n}, parallel is {parallel}, retries is {retries}",
+                hint="n and parallel start at 1, retries at 0",
+            )
+        if len({task.id for task in tasks}) < len(tasks):
+            raise ConfigError("two tasks of the batch have the same id", hint="give each task an id of its own")
+        self.batch_id = batch_id or new_batch_id()
+        self.plan = plan
+        self.members = [Member(task, number) for task in tasks for number in range(n)]
+        self._store = store
+        self._upstream = upstream
+        self._parallel = parallel
+        self._retries = retries
+        self._on_change = on_change
+        self._on_settled = on_settled
+
+    async def run(self) -> BatchResult:
+        """Every member to its outcome. Cancelling it cancels the rollouts that are under way."""
+        settled = await self._store.run(self._settled)
+        slots = asyncio.Semaphore(self._parallel)
+
+        async def settle(member: Member) -> RolloutRecord:
+            known = settled.get((member.task.id, member.number))
+            record = known or await self._run_member(member, slots)
+            if self._on_settled is not None:
+                self._on_settled(record)
+            return record
+
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(settle(member)) for member in self.members]
+        return BatchResult(self.batch_id, [task.result() for task in running])
+
+    def _settled(self) -> dict[tuple[str, int], RolloutRecord]:
+        """Members of an earlier run of this batch that need not be run again."""
+        found = {}
+        for record in self._store.list(batch_id=self.batch_id, finished=True, limit=1_000_000, newest_first=False):
+            if record.outcome is not None and not record.outcome.is_infrastructure:
+                found[record.task_id, record.member] = record
+        return found
+
+    async def _run_member(self, member: Member, slots: asyncio.Semaphore) -> RolloutRecord:
+        attempt = 0
+        while True:
+            async with slots:
+                record = await self._run_once(member, attempt)
+            if record.outcome is None or not record.outcome.is_infrastructure or attempt >= self._retries:
+                return record
+            await asyncio.sleep(min(LONGEST_PAUSE, PAUSE * 2**attempt))
+            attempt += 1
+
+    async def _run_once(self, member: Member, attempt: int) -> RolloutRecord:
+        record = RolloutRecord(
+            rollout_id=new_rollout_id(),
+            task_id=member.task.id,
+            batch_id=self.batch_id,
+            member=member.number,
+            attempt=attempt,
+        )
+        rollout = Rollout(
+            member.task,
+            self.plan,
+            store=self._store,
+            upstream=self._upstream,
+            record=record,
+            on_change=self._on_change,
+        )
+        return await rollout.run()
+
+
+def new_batch_id() -> str:
+    return f"b{int(time.time()):08x}{secrets.token_hex(4)}"

@@ -1,0 +1,128 @@
+"""All calls of one rollout: begun, ended, linked, and handed on to be kept. No HTTP.
+
+Every call is handed on once when it ends, and again if it changes afterwards. One write at a time;
+a write that fails is told in `lost` and stops nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from paddock.rollouts.trace import Call, Role, link, shared_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from paddock.rollouts.capture.masking import Mask
+
+LONGEST_WRITE = 60.0
+
+
+class Ledger:
+    def __init__(self, on_call: Callable[[Call], Awaitable[None]], mask: Mask, log: Callable[[str], None]) -> None:
+        self.calls: list[Call] = []
+        self.lost: str | None = None
+        self._on_call = on_call
+        self._mask = mask
+        self._log = log
+        self._latest: dict[tuple[str | None, bytes], Call] = {}
+        self._one_write = asyncio.Lock()
+        self._writes: set[asyncio.Task[None]] = set()
+
+    def begin(self, role: Role, session: str | None, request: dict[str, Any], mark: bytes) -> Call:
+        """A new call. An earlier one of the same session with the same messages becomes RETRIED."""
+        index = len(self.calls)
+        call = Call(f"c{index}", index, role=role, session=session, request=request, started=time.time())
+        earlier = self._latest.get((session, mark))
+        self._latest[session, mark] = call
+        self.calls.append(call)
+        if earlier is not None and earlier.role is not Role.TITLE:
+            earlier.role = Role.RETRIED
+            self._log(f"{earlier.id} asked again as {call.id}")
+            if earlier.ended is not None:
+                self._write(earlier)
+        return call
+
+    async def finish(self, call: Call) -> None:
+        """Close the call and hand it on. Cancelled, it still comes to its end; `settle` waits for that."""
+        call.ended = time.time()
+        self._hide_secrets(call)
+        if call.prompt_token_ids:
+            earlier = [each for each in self.calls[: call.index] if each.role is not Role.RETRIED]
+            link(call, possible_parents(call, earlier))
+        self._log(summary(call))
+        await asyncio.shield(self._write(call))
+
+    async def settle(self) -> None:
+        """Wait until everything handed on was taken, or whoever takes it has clearly hung."""
+        while self._writes:
+            done, _ = await asyncio.wait(self._writes, timeout=LONGEST_WRITE)
+            if not done:
+                self.lost = f"{len(self._writes)} calls were not kept: no write ended in {LONGEST_WRITE:g} s"
+                self._log(self.lost)
+                return
+
+    def _write(self, call: Call) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._hand_on(call))
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return task
+
+    async def _hand_on(self, call: Call) -> None:
+        async with self._one_write:
+            try:
+                await self._on_call(call)
+            except Exception as error:
+                self.lost = self._mask.text(f"{call.id} was not kept: {type(error).__name__}: {error}")
+                self._log(self.lost)
+
+    def _hide_secrets(self, call: Call) -> None:
+        if self._mask.is_in(orjson.dumps([call.message, call.usage])):
+            call.message, call.usage = self._mask.value(call.message), self._mask.value(call.usage)
+        text = "".join(call.tokens)
+        if self._mask.text(text) != text:
+            # A secret spreads over several tokens. The ids still tell what was sampled.
+            call.tokens, call.top_logprobs = [], []
+        if call.error is not None:
+            call.error = self._mask.text(call.error)
+
+
+def fingerprint(messages: Any) -> bytes:
+    """The same for the same messages, however they were written."""
+    return blake2b(orjson.dumps(messages, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
+
+
+def possible_parents(call: Call, earlier: Sequence[Call]) -> list[Call]:
+    """The latest of `earlier`, and those that can share more of the prompt than it does.
+
+    A long rollout has hundreds of calls of many thousand tokens; comparing all of them would block the loop.
+    """
+    known = [each for each in earlier if each.prompt_token_ids]
+    if not known:
+        return []
+    latest, prompt = known[-1], call.prompt_token_ids
+    shared = shared_prefix(latest.prompt_token_ids + latest.completion_token_ids, prompt)
+    if shared == len(prompt):
+        return [latest]
+    return [each for each in known if each is latest or _token(each, shared) == prompt[shared]]
+
+
+def _token(call: Call, position: int) -> int | None:
+    beyond = position - len(call.prompt_token_ids)
+    if beyond < 0:
+        return call.prompt_token_ids[position]
+    return call.completion_token_ids[beyond] if beyond < len(call.completion_token_ids) else None
+
+
+def summary(call: Call) -> str:
+    """One line for the log."""
+    took = (call.ended or call.started) - call.started
+    how = call.error or call.finish_reason or "no end"
+    sizes = f"{len(call.prompt_token_ids)}+{len(call.completion_token_ids)} tokens, {call.level}"
+    flags = "".join((", aborted" if call.aborted else "", f", {len(call.attempts)} retries" if call.attempts else ""))
+    return f"{call.id} {call.role}: {how}, status {call.status}, {sizes}, {took:.2f} s{flags}"

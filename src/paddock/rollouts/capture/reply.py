@@ -1,0 +1,88 @@
+"""An answer to the agent, written to an aiohttp request. The exchange sees it as `Reply`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from paddock.rollouts.capture.exchange import AgentGone
+from paddock.rollouts.capture.sse import KEEP_ALIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+
+class HttpReply:
+    """One response. A streaming agent that hears nothing for `keep_alive` seconds gets a comment."""
+
+    def __init__(self, request: web.BaseRequest, keep_alive: float | None, log: Callable[[str], None]) -> None:
+        self.begun = False
+        self.response: web.StreamResponse | None = None
+        self._request = request
+        self._log = log
+        self._keep_alive = keep_alive
+        self._loop = asyncio.get_running_loop()
+        self._writing = asyncio.Lock()
+        self._comment: asyncio.Task[None] | None = None
+        self._last = self._loop.time()
+        self._timer = None if keep_alive is None else self._loop.call_later(keep_alive, self._tick)
+
+    async def send(self, events: bytes) -> None:
+        try:
+            async with self._writing:
+                if self.response is None:
+                    self.response = web.StreamResponse(headers=STREAM_HEADERS)
+                    self.begun = True
+                    await self.response.prepare(self._request)
+                await self.response.write(events)
+        except OSError as error:
+            raise AgentGone from error
+        self._last = self._loop.time()
+
+    async def answer(self, status: int, document: bytes) -> None:
+        self.close()
+        try:
+            async with self._writing:
+                self.response = web.Response(body=document, status=status, content_type="application/json")
+                self.begun = True
+                await self.response.prepare(self._request)
+                await self.response.write_eof()
+        except OSError as error:
+            raise AgentGone from error
+
+    async def end(self) -> None:
+        self.close()
+        if self.response is not None:
+            try:
+                await self.response.write_eof()
+            except OSError as error:
+                raise AgentGone from error
+
+    def close(self) -> None:
+        """No more comments."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._comment is not None:
+            self._comment.cancel()
+            self._comment = None
+        self._keep_alive = None
+
+    def _tick(self) -> None:
+        if self._keep_alive is None:
+            return
+        quiet = self._loop.time() - self._last
+        if quiet >= self._keep_alive * 0.9 and (self._comment is None or self._comment.done()):
+            self._comment = self._loop.create_task(self._send_comment())
+            quiet = 0.0
+        self._timer = self._loop.call_later(self._keep_alive - quiet, self._tick)
+
+    async def _send_comment(self) -> None:
+        try:
+            await self.send(KEEP_ALIVE)
+        except AgentGone:
+            self._log("the agent hung up while it waited")

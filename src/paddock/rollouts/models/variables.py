@@ -1,0 +1,37 @@
+"""The environment variables that models are found with, read in one place."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVariables:
+    api_key: str | None = field(default=None, repr=False)
+    """`PADDOCK_MODEL_API_KEY`: for whatever endpoint the user names."""
+    openai_api_key: str | None = field(default=None, repr=False)
+    """`OPENAI_API_KEY`: only for OpenAI, and for the server that `OPENAI_BASE_URL` names."""
+    openai_base_url: str | None = None
+    hf_token: str | None = field(default=None, repr=False)
+    """`HF_TOKEN`."""
+    cache: Path = field(default_factory=Path)
+    """Where fetched weights are kept: `paddock/models` below `XDG_CACHE_HOME` or `~/.cache`."""
+
+
+def read_model_variables(environ: Mapping[str, str] | None = None) -> ModelVariables:
+    source = os.environ if environ is None else environ
+    home = source.get("HOME")
+    cache = source.get("XDG_CACHE_HOME") or (Path(home) / ".cache" if home else Path("~/.cache").expanduser())
+    return ModelVariables(
+        api_key=source.get("PADDOCK_MODEL_API_KEY") or None,
+        openai_api_key=source.get("OPENAI_API_KEY") or None,
+        openai_base_url=source.get("OPENAI_BASE_URL") or None,
+        hf_token=source.get("HF_TOKEN") or None,
+        cache=Path(cache) / "paddock" / "models",
+    )

@@ -1,0 +1,57 @@
+"""How to run rollouts: everything but the task, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from paddock.errors import ConfigError
+from paddock.rollouts.limits import Budget, Timeouts
+
+if TYPE_CHECKING:
+    from paddock.rollouts.agents.base import Agent
+    from paddock.rollouts.models.endpoint import Endpoint
+
+Mode = Literal["transparent_proxy", "black_box"]
+MODES: tuple[Mode, ...] = ("transparent_proxy", "black_box")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    agent: Agent
+    endpoint: Endpoint
+    mode: Mode = "transparent_proxy"
+    """`black_box` hands model calls through as they are: text is kept, tokens are not."""
+    sandbox: str = "bwrap"
+    consent: bool = False
+    """Whether a sandbox that does not isolate may be used."""
+    budget: Budget = field(default_factory=Budget)
+    timeouts: Timeouts | None = None
+    """None leaves the deadlines to the task."""
+    agent_timeout: float | None = None
+    """Replaces the task's deadline for the agent alone."""
+    thinking: bool | None = None
+    temperature: float | None = 1.0
+    context_tokens: int = 32768
+    """How long the agent may believe a conversation can get."""
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Strings that must appear in no record, beside the keys known anyway."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f"mode is {self.mode!r}", hint=f"use {' or '.join(MODES)}")
+
+    def describe(self) -> dict[str, Any]:
+        """What to keep with a rollout, so that it can be run again."""
+        return {
+            **self.agent.describe(),
+            "model": self.endpoint.shown,
+            "model_name": self.endpoint.name,
+            "mode": self.mode,
+            "sandbox": self.sandbox,
+            "budget": asdict(self.budget),
+            "agent_timeout": self.agent_timeout,
+            "thinking": self.thinking,
+            "temperature": self.temperature,
+            "context_tokens": self.context_tokens,
+        }

@@ -1,0 +1,362 @@
+"""One rollout: a task, an agent and a model in a sandbox, from its start to exactly one outcome.
+
+    install → sandbox → setup → agent → verifier → done
+
+Each stage has a deadline of its own. Whatever happens in one, the next line of the story is the same:
+sandboxes are closed, every call is in the store, and one outcome is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from paddock.errors import AgentError, ModelError, PaddockError, RolloutError, SandboxError, TaskError, VerifierError
+from paddock.rollouts.agents.base import AgentExit, AgentRun, Assignment
+from paddock.rollouts.capture import Capture, CaptureSettings
+from paddock.rollouts.ledger import owned_sandbox, unhurried
+from paddock.rollouts.masking import mask
+from paddock.rollouts.outcome import Outcome, Reward
+from paddock.rollouts.record import RolloutRecord
+from paddock.rollouts.sandbox.base import SandboxSpec
+from paddock.rollouts.staging import seal, stage
+from paddock.rollouts.trace import Call, Event, Level, Role
+from paddock.rollouts.verifier import Verdict, verify
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from paddock.rollouts.agents.base import Installed
+    from paddock.rollouts.capture import Upstream
+    from paddock.rollouts.plan import Plan
+    from paddock.rollouts.sandbox.base import Sandbox
+    from paddock.rollouts.store import Store
+    from paddock.rollouts.task import Task
+
+logger = logging.getLogger("paddock.rollout")
+
+PORT = 7000
+"""Where the model is, inside every sandbox."""
+LOG_BYTES = 16 * 1024
+ABORT_GRACE = 0.5
+"""Seconds an agent is given to say its last words when a rollout is aborted."""
+BLAME: dict[type[RolloutError], Outcome] = {
+    TaskError: Outcome.TASK,
+    AgentError: Outcome.AGENT,
+    ModelError: Outcome.MODEL,
+    SandboxError: Outcome.SANDBOX,
+    VerifierError: Outcome.VERIFIER,
+}
+LEVELS = (Level.TEXT, Level.LOGPROBS, Level.TOKENS)
+
+
+class Rollout:
+    """Run it once. `record` tells at any time where it stands; `on_change` is called when it moves."""
+
+    def __init__(
+        self,
+        task: Task,
+        plan: Plan,
+        *,
+        store: Store,
+        upstream: Upstream,
+        record: RolloutRecord | None = None,
+        on_change: Callable[[Rollout], None] | None = None,
+    ) -> None:
+        self.task = task
+        self.plan = plan
+        self.record = record or RolloutRecord(rollout_id=new_rollout_id(), task_id=task.id)
+        self._timeouts = plan.timeouts or task.timeouts
+        self._store = store
+        self._upstream = upstream
+        self._on_change = on_change
+        self._capture: Capture | None = None
+        self._agent: AgentRun | None = None
+        self._worker: asyncio.Task[Any] | None = None
+        self._aborted: str | None = None
+        self._writes: set[asyncio.Task[Any]] = set()
+
+    @property
+    def id(self) -> str:
+        return self.record.rollout_id
+
+    async def run(self) -> RolloutRecord:
+        """Everything, to the one outcome. Raises only if the caller cancels it, or if the store cannot begin."""
+        self._worker = asyncio.current_task()
+        self._describe()
+        await self._store.run(self._store.begin, self.record)
+        try:
+            await self._stages()
+        except asyncio.CancelledError:
+            self._end(Outcome.CANCELLED, self._aborted or "cancelled")
+            if self._aborted is None:
+                raise
+            if self._worker is not None:
+                self._worker.uncancel()
+        except PaddockError as error:
+            self._end(BLAME.get(type(error), Outcome.ENVIRONMENT), error.message)  # type: ignore[arg-type]
+        except Exception as error:
+            logger.exception("rollout %s broke", self.id)
+            self._end(Outcome.ENVIRONMENT, f"{type(error).__name__}: {error}")
+        finally:
+            await unhurried(self._finish())
+        return self.record
+
+    async def abort(self, reason: str = "aborted") -> None:
+        """Stop it: the model's answer is cut off at once, and `run` returns with outcome `cancelled`."""
+        if self.record.finished or self._aborted is not None:
+            return
+        self._aborted = reason
+        if self._capture is not None:
+            await self._capture.stop()
+        if self._agent is not None:
+            with suppress(TimeoutError, RolloutError):
+                await asyncio.wait_for(self._agent.abort(), ABORT_GRACE)
+        if self._worker is not None:
+            self._worker.cancel()
+
+    async def messages(self) -> list[dict[str, Any]]:
+        """The agent's own transcript, as far as it has got."""
+        if self._agent is not None and not self.record.finished:
+            return await self._agent.messages()
+        return self.record.transcript
+
+    @property
+    def calls(self) -> list[Call]:
+        return [] if self._capture is None else self._capture.calls
+
+    # -- the stages ---------------------------------------------------------------------------------
+
+    async def _stages(self) -> None:
+        async with self._stage("install", self._timeouts.install, AgentError):
+            installed = await self.plan.agent.install(self._say_install, timeout=self._timeouts.install)
+            self.record.install_log = installed.log
+        spec = SandboxSpec(limits=self.task.sandbox, mounts=installed.mounts)
+        async with self._agent_sandbox(spec) as sandbox:
+            async with self._stage("setup", self._timeouts.setup, TaskError):
+                await stage(self.task, sandbox, timeout=self._timeouts.setup)
+            ended = await self._run_agent(sandbox, installed)
+            sealed = await self._seal(sandbox)
+        outcome, error = self._judge(ended, self.record.usage.get("killed_for"))
+        if not outcome.keeps_reward:
+            self._end(outcome, error)
+            return
+        async with self._stage("verifier", self._timeouts.verifier + self._timeouts.sandbox, VerifierError):
+            verdict = await self._verify(sealed)
+        self._score(verdict)
+        if verdict.reward.value is None and outcome is Outcome.OK:
+            outcome, error = Outcome.VERIFIER, verdict.reward.reason
+        self._end(outcome, error)
+
+    @asynccontextmanager
+    async def _agent_sandbox(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        """The sandbox of the agent; its stage is only the time until it is there."""
+        opened = self._sandbox(spec)
+        async with self._stage("sandbox", self._timeouts.sandbox + 5, SandboxError):
+            sandbox = await opened.__aenter__()
+        self.record.sandbox_id = sandbox.id
+        try:
+            yield sandbox
+        finally:
+            await opened.__aexit__(None, None, None)
+
+    def _sandbox(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        return owned_sandbox(
+            self._store,
+            self.plan.sandbox,
+            spec,
+            rollout_id=self.id,
+            consent=self.plan.consent,
+            timeout=self._timeouts.sandbox,
+        )
+
+    async def _run_agent(self, sandbox: Sandbox, installed: Installed) -> AgentExit:
+        limit = self.plan.agent_timeout or self._timeouts.agent
+        settings = CaptureSettings(
+            mode=self.plan.mode,
+            budget=self.plan.budget,
+            thinking=self.plan.thinking,
+            temperature=self.plan.temperature,
+            call_timeout=self._timeouts.model_call,
+        )
+        capture = Capture(
+            self.plan.endpoint,
+            self._upstream,
+            settings,
+            on_call=self._keep_call,
+            classify=self.plan.agent.classify,
+            secrets=self.plan.secrets,
+        )
+        self._capture = capture
+        listener, port = await sandbox.expose(PORT)
+        await capture.serve(listener)
+        assignment = Assignment(
+            instruction=sandbox.localize(self.task.instruction),
+            base_url=f"http://127.0.0.1:{port}/v1",
+            api_key=capture.secret,
+            max_tokens=self.plan.budget.max_tokens_per_call,
+            context_tokens=self.plan.context_tokens,
+        )
+        try:
+            async with self._stage("agent", None, AgentError):
+                deadline = time.monotonic() + limit
+                self._agent = await self.plan.agent.begin(sandbox, assignment, self._report)
+                self.record.agent_session = self._agent.session
+                return await self._agent.wait(max(0.1, deadline - time.monotonic()))
+        finally:
+            await unhurried(self._stop_agent(capture, sandbox))
+
+    async def _stop_agent(self, capture: Capture, sandbox: Sandbox) -> None:
+        """Nothing is generated and nothing runs in the sandbox after this; its last words are kept."""
+        await capture.stop()
+        if self._agent is not None:
+            self.record.agent_session = self._agent.session
+            self.record.agent_log = self._mask(self._agent.log_tail(LOG_BYTES))
+            with suppress(RolloutError):
+                self.record.transcript = mask(await self._agent.messages(), self._secrets)
+        await sandbox.kill()
+        self.record.usage = sandbox.usage()
+        self.record.proxy_log = capture.log_tail(LOG_BYTES)
+
+    async def _seal(self, sandbox: Sandbox) -> bytes:
+        """The work folder as it was when the last process of the agent had ended."""
+        sealed = await seal(sandbox)
+        entries = await sandbox.list(sandbox.workdir)
+        self.record.workdir_files = sorted(entry.path for entry in entries if entry.kind != "folder")
+        self.record.workdir_blob = await self._store.run(self._store.put_blob, sealed)
+        return sealed
+
+    def _judge(self, ended: AgentExit, killed_for: str | None) -> tuple[Outcome, str | None]:
+        """Who broke, from what was seen at the model and in the sandbox. Exit codes do not decide."""
+        self.record.exit_code = ended.exit_code
+        capture = self._capture
+        assert capture is not None
+        if capture.lost:
+            return Outcome.ENVIRONMENT, f"calls could not be recorded: {capture.lost}"
+        if ended.timed_out:
+            return Outcome.TIMEOUT, "the agent did not finish in time"
+        if killed_for:
+            return Outcome.BUDGET, f"the sandbox used more {killed_for} than allowed"
+        if capture.exhausted:
+            return Outcome.BUDGET, f"the budget of {capture.exhausted} was used up"
+        if capture.last_failure:
+            return Outcome.MODEL, capture.last_failure
+        if self.plan.agent.must_call and not any(call.ok for call in capture.calls):
+            words = ended.error or self.record.agent_log.strip()[-500:]
+            return Outcome.AGENT, f"the agent made no model call (exit code {ended.exit_code}): {words}"
+        return Outcome.OK, None
+
+    async def _verify(self, sealed: bytes) -> Verdict:
+        return await verify(
+            self.task.tests,
+            sealed,
+            open_sandbox=self._sandbox,
+            limits=self.task.sandbox,
+            timeout=self._timeouts.verifier,
+        )
+
+    def _score(self, verdict: Verdict) -> None:
+        record, reward = self.record, verdict.reward
+        record.reward, record.reward_reason, record.reward_parts = reward.value, reward.reason, reward.parts
+        record.test_exit_code = verdict.exit_code
+        record.verifier_stdout = self._mask(verdict.stdout)
+        record.verifier_stderr = self._mask(verdict.stderr)
+
+    # -- keeping track ------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _stage(self, name: str, seconds: float | None, blame: type[RolloutError]) -> AsyncIterator[None]:
+        began = time.monotonic()
+        self.record.stage = name
+        self._changed("stage", {"stage": name})
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise blame(f"{name} did not finish within {seconds:g} s") from None
+        finally:
+            self.record.stages[name] = time.monotonic() - began
+
+    def _describe(self) -> None:
+        record, plan = self.record, self.plan
+        record.task_hash, record.instruction = self.task.hash, self.task.instruction
+        record.agent, record.driver = plan.agent.name, getattr(plan.agent, "driver", "run")
+        record.model, record.mode, record.sandbox = plan.endpoint.shown, plan.mode, plan.sandbox
+        record.config = {**plan.describe(), **record.config}
+        record.metadata = {**self.task.metadata, **record.metadata}
+        record.started_at = time.time()
+
+    async def _keep_call(self, call: Call) -> None:
+        self._count_calls()
+        await self._store.run(self._store.save_call, self.id, call)
+        self._changed("call", {"call": call.id, "role": call.role, "error": call.error})
+
+    def _count_calls(self) -> None:
+        calls = [call for call in self.calls if call.ended is not None]
+        sampled = [call for call in calls if call.role in (Role.AGENT, Role.SUBAGENT) and call.ok]
+        record = self.record
+        record.calls = len(calls)
+        record.trainable_calls = sum(call.trainable for call in calls)
+        record.prompt_tokens = sum(len(call.prompt_token_ids) for call in calls)
+        record.completion_tokens = sum(len(call.completion_token_ids) for call in calls)
+        record.level = min((call.level for call in sampled), key=LEVELS.index, default=Level.TEXT)
+
+    def _end(self, outcome: Outcome, error: str | None) -> None:
+        record = self.record
+        record.outcome = outcome
+        record.error = None if error is None else self._mask(error)
+        if not outcome.keeps_reward and record.reward is None and record.reward_reason is None:
+            record.reward_reason = Reward.unknown(f"not verified: outcome {outcome}").reason
+
+    async def _finish(self) -> None:
+        self._count_calls()
+        self.record.stage = "done"
+        self.record.finished_at = time.time()
+        if self._writes:
+            await asyncio.wait(self._writes)
+        await self._store.run(self._store.finish, self.record)
+        self._changed("outcome", {"outcome": self.record.outcome, "reward": self.record.reward})
+        if self._writes:
+            await asyncio.wait(self._writes)
+
+    def _say_install(self, line: str) -> None:
+        logger.info("%s", line)
+
+    def _report(self, kind: str, data: dict[str, Any]) -> None:
+        self._changed(kind, mask(data, self._secrets))
+
+    def _changed(self, kind: str, data: dict[str, Any]) -> None:
+        """Write an event behind the back of whoever reports it, and tell the one who watches."""
+        for work in (
+            self._store.run(self._store.add_event, self.id, Event(time.time(), kind, data)),
+            self._store.run(self._store.update, self.record),
+        ):
+            write = asyncio.ensure_future(work)
+            self._writes.add(write)
+            write.add_done_callback(self._written)
+        if self._on_change is not None:
+            self._on_change(self)
+
+    def _written(self, write: asyncio.Task[Any]) -> None:
+        self._writes.discard(write)
+        if not write.cancelled() and write.exception() is not None:
+            logger.warning("an event of %s was not kept: %s", self.id, write.exception())
+
+    @property
+    def _secrets(self) -> tuple[str, ...]:
+        own = () if self._capture is None else (self._capture.secret,)
+        key = self.plan.endpoint.api_key
+        return (*own, *self.plan.secrets, *((key,) if key else ()))
+
+    def _mask(self, text: str) -> str:
+        return mask(text, self._secrets)
+
+
+def new_rollout_id() -> str:
+    """Sorts by time, and is unique across machines."""
+    return f"r{int(time.time()):08x}{secrets.token_hex(6)}"

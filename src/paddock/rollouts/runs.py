@@ -1,0 +1,161 @@
+"""What a program calls: run one rollout, run a batch, score a finished one again.
+
+These open what is needed (the store, the model, the connections to it), recover what a killed
+process left behind, and close everything again.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paddock.errors import ConfigError, StoreError
+from paddock.rollouts.agents import load_agent
+from paddock.rollouts.batch import RETRIES, Batch, BatchResult
+from paddock.rollouts.capture import Upstream
+from paddock.rollouts.ledger import owned_sandbox, recover
+from paddock.rollouts.limits import Budget
+from paddock.rollouts.models import open_model
+from paddock.rollouts.models.endpoint import Endpoint
+from paddock.rollouts.plan import Plan
+from paddock.rollouts.store import Store
+from paddock.rollouts.verifier import Verdict, verify
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from paddock.rollouts.agents.base import Agent
+    from paddock.rollouts.record import RolloutRecord
+    from paddock.rollouts.rollout import Rollout
+    from paddock.rollouts.sandbox.base import Sandbox, SandboxSpec
+    from paddock.rollouts.task import Task
+
+
+async def run_rollout(task: Task, *, model: str | Endpoint, **options: Any) -> RolloutRecord:
+    """Run one rollout and return its record. Takes the options of `run_batch`, but `n`."""
+    result = await run_batch([task], model=model, n=1, **options)
+    return result.records[0]
+
+
+async def run_batch(
+    tasks: Iterable[Task],
+    *,
+    model: str | Endpoint,
+    agent: str | Agent = "opencode",
+    driver: str | None = None,
+    model_name: str | None = None,
+    api_key: str | None = None,
+    vllm_url: str | None = None,
+    hf_token: str | None = None,
+    n: int = 1,
+    parallel: int = 1,
+    retries: int = RETRIES,
+    batch_id: str | None = None,
+    store: Store | Path | str | None = None,
+    budget: Budget | None = None,
+    on_change: Callable[[Rollout], None] | None = None,
+    on_settled: Callable[[RolloutRecord], None] | None = None,
+    log: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> BatchResult:
+    """Run `n` rollouts of each task, `parallel` at a time, each to one recorded outcome.
+
+    `model` is a URL, `replay:FILE`, `local`, `vllm://repo` or `hf-router://repo:provider`. `settings` are the
+    other fields of `Plan`: mode, sandbox, consent, timeouts, agent_timeout, thinking, temperature,
+    context_tokens. A `batch_id` that the store knows resumes that batch.
+    """
+    driven = load_agent(agent, driver=driver) if isinstance(agent, str) else agent
+    secrets = tuple(secret for secret in (api_key, hf_token) if secret)
+    keys: dict[str, Any] = {"name": model_name, "api_key": api_key, "vllm_url": vllm_url, "hf_token": hf_token}
+    async with opened(model, keys, store, log) as parts:
+        plan = Plan(driven, parts.endpoint, budget=budget or Budget(), secrets=secrets, **settings)
+        batch = Batch(
+            list(tasks),
+            plan,
+            store=parts.store,
+            upstream=parts.upstream,
+            n=n,
+            parallel=parallel,
+            retries=retries,
+            batch_id=batch_id,
+            on_change=on_change,
+            on_settled=on_settled,
+        )
+        return await batch.run()
+
+
+async def reverify(
+    rollout_id: str,
+    tests: Mapping[str, bytes],
+    *,
+    store: Store | Path | str | None = None,
+    task: Task | None = None,
+    sandbox: str = "bwrap",
+    consent: bool = False,
+    timeout: float = 300.0,
+) -> Verdict:
+    """Score the sealed work folder of a finished rollout with other tests. The first score is kept too."""
+    from paddock.rollouts.limits import SandboxLimits
+
+    async with opened_store(store) as kept:
+        record = kept.get(rollout_id)
+        if record is None:
+            raise StoreError(f"there is no rollout {rollout_id!r}", hint="paddock trace list shows them")
+        if record.workdir_blob is None:
+            raise StoreError(
+                f"rollout {record.rollout_id} has no sealed work folder",
+                hint=f"it ended with outcome {record.outcome} before its work could be kept",
+            )
+
+        def open_sandbox(spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+            return owned_sandbox(kept, sandbox, spec, rollout_id=record.rollout_id, consent=consent, timeout=30.0)
+
+        limits = task.sandbox if task is not None else SandboxLimits()
+        sealed = kept.get_blob(record.workdir_blob)
+        verdict = await verify(tests, sealed, open_sandbox=open_sandbox, limits=limits, timeout=timeout)
+        reward = verdict.reward
+        await kept.run(kept.rescore, record.rollout_id, reward.value, reward.reason, reward.parts, "reverified")
+        return verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What rollouts share in one process."""
+
+    store: Store
+    upstream: Upstream
+    endpoint: Endpoint
+
+
+@asynccontextmanager
+async def opened(
+    model: str | Endpoint,
+    keys: Mapping[str, Any],
+    store: Store | Path | str | None,
+    log: Callable[[str], None] | None = None,
+) -> AsyncIterator[Parts]:
+    async with opened_store(store) as kept, Upstream() as upstream:
+        if isinstance(model, Endpoint):
+            if any(keys.values()):
+                raise ConfigError("an Endpoint already has a name and a key", hint="leave model_name and keys out")
+            yield Parts(kept, upstream, model)
+            return
+        async with open_model(model, **keys, log=log) as endpoint:
+            yield Parts(kept, upstream, endpoint)
+
+
+@asynccontextmanager
+async def opened_store(store: Store | Path | str | None) -> AsyncIterator[Store]:
+    """The store to write to, recovered. One that is handed in stays open."""
+    if isinstance(store, Store):
+        yield store
+        return
+    kept = Store.open(store)
+    try:
+        await kept.run(recover, kept)
+        yield kept
+    finally:
+        kept.close()

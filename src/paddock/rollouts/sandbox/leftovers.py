@@ -1,0 +1,88 @@
+"""Ends what a dead owner left behind. Knows processes and paths of the host, not sandboxes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+POLITE_SECONDS = 1.0
+FIRM_SECONDS = 5.0
+START_TIME_FIELD = 19
+"""Field 22 of /proc/PID/stat, counted from behind the name."""
+
+
+def process_start_time(pid: int | None) -> int | None:
+    """When the process started, in clock ticks since boot; None if there is none. Tells apart two users of a pid."""
+    if pid is None:
+        return None
+    fields = _fields(pid)
+    return int(fields[START_TIME_FIELD]) if fields and fields[0] != b"Z" else None
+
+
+def end_leftover(host_pid: int | None, started: float | None, paths: Iterable[str | os.PathLike[str]]) -> bool:
+    """Kill a sandbox whose owner is gone, if the pid still is that process, and remove its paths.
+
+    Returns whether nothing of it is left. Blocks up to a few seconds.
+    """
+    gone = host_pid is None or process_start_time(host_pid) != started or _end(host_pid, started)
+    for path in map(Path, paths):
+        shutil.rmtree(path, ignore_errors=True)
+        gone = gone and not path.exists()
+    return gone
+
+
+def _end(pid: int, started: float | None) -> bool:
+    family = [(member, process_start_time(member)) for member in (pid, *descendants(pid))]
+    for number, seconds in ((signal.SIGTERM, POLITE_SECONDS), (signal.SIGKILL, FIRM_SECONDS)):
+        # A supervisor ends its processes itself when asked. Process 1 of a namespace only hears SIGKILL.
+        targets = [(pid, started)] if number == signal.SIGTERM else family
+        for member, began in targets:
+            if process_start_time(member) == began:
+                with suppress(ProcessLookupError):
+                    os.kill(member, number)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if all(process_start_time(member) != began for member, began in family):
+                return True
+            time.sleep(0.01)
+    return False
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, as of now."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := _fields(int(name))):
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found = list(children.get(pid, ()))
+    for child in found:
+        found += children.get(child, ())
+    return found
+
+
+def marked(name: str, value: str) -> list[int]:
+    """Processes that were started with this variable in their environment."""
+    mark = f"{name}={value}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with suppress(OSError):
+                if mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    found.append(int(entry))
+    return found
+
+
+def _fields(pid: int) -> list[bytes]:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return []
+    return stat[stat.rindex(b")") + 2 :].split()

@@ -1,0 +1,130 @@
+"""Values as bytes and back, exactly: JSON, token ids, floats, and compression. Knows no database."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import zstandard
+
+from paddock.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ID_BYTES = 4
+_OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_SLOW = b" "
+"""In front of JSON that only the standard library reads back as it was: NaN, lone surrogates, long integers."""
+_RAW = b"\0"
+_SMALL = 96
+"""Shorter data gains nothing from compression."""
+
+
+def encode(value: Any) -> bytes:
+    """JSON that `decode` turns into an equal value. Raises StoreError for what JSON cannot hold."""
+    try:
+        data = orjson.dumps(value, option=_OPTIONS)
+    except TypeError:
+        return _encode_slowly(value)
+    # NaN and infinities become null without a word, so nulls are looked at again.
+    if b"null" in data and orjson.loads(data) != value:
+        return _encode_slowly(value)
+    return data
+
+
+def decode(data: bytes) -> Any:
+    if data.startswith(_SLOW):
+        return json.loads(data.decode("utf-8", "surrogatepass"))
+    return orjson.loads(data)
+
+
+def decode_list(items: list[bytes]) -> list[Any]:
+    """Each item decoded; quicker than one by one."""
+    if any(item.startswith(_SLOW) for item in items):
+        return [decode(item) for item in items]
+    decoded: list[Any] = orjson.loads(b"[" + b",".join(items) + b"]")
+    return decoded
+
+
+def _encode_slowly(value: Any) -> bytes:
+    _check_keys(value)
+    try:
+        # Surrogates stay single: escaped, two neighbours would be read back as one character.
+        text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    except TypeError as error:
+        raise StoreError(f"this cannot be kept: {error}", hint="give plain JSON values") from error
+    return _SLOW + text.encode("utf-8", "surrogatepass")
+
+
+def _check_keys(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise StoreError(f"this cannot be kept: the key {key!r} is no text", hint="give plain JSON values")
+            _check_keys(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_keys(inner)
+
+
+def pack_ids(ids: Sequence[int]) -> bytes | None:
+    """Four bytes each; None if one does not fit."""
+    try:
+        packed = array("I", ids)
+    except (OverflowError, TypeError):
+        return None
+    return _little_endian(packed).tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    packed = array("I")
+    packed.frombytes(data)
+    return _little_endian(packed).tolist()
+
+
+def pack_floats(values: Sequence[float]) -> bytes | None:
+    """Eight bytes each, every bit kept; None if one is no float."""
+    if not set(map(type, values)) <= {float}:
+        return None
+    return _little_endian(array("d", values)).tobytes()
+
+
+def unpack_floats(data: bytes) -> list[float]:
+    packed = array("d")
+    packed.frombytes(data)
+    return _little_endian(packed).tolist()
+
+
+def _little_endian(packed: array[Any]) -> array[Any]:
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed
+
+
+class _Compression(threading.local):
+    """A compressor may serve one thread at a time."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=3)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_compression = _Compression()
+
+
+def squeeze(data: bytes) -> bytes:
+    """`data` compressed, if that makes it smaller."""
+    if len(data) >= _SMALL:
+        smaller = _compression.compressor.compress(data)
+        if len(smaller) <= len(data):
+            return smaller
+    return _RAW + data
+
+
+def unsqueeze(data: bytes) -> bytes:
+    return data[1:] if data.startswith(_RAW) else _compression.decompressor.decompress(data)

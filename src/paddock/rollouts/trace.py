@@ -1,0 +1,146 @@
+"""A model call as it is kept, and the trace of all calls of a rollout.
+
+Nothing here knows HTTP, engines or the store. A call holds what was asked, what the engine sampled
+token by token, and how it went; `link` finds where each call continues an earlier one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Role(StrEnum):
+    """What a call was for."""
+
+    AGENT = "agent"
+    SUBAGENT = "subagent"
+    TITLE = "title"
+    COMPACTION = "compaction"
+    RETRIED = "retried"
+    """The agent asked the same again, so this answer is not part of what it did."""
+
+
+class Level(StrEnum):
+    """How much of a call an endpoint gives back, from best to least."""
+
+    TOKENS = "tokens"
+    """Prompt ids, sampled ids, and a logprob for each sampled id."""
+    LOGPROBS = "logprobs"
+    """Logprobs without the ids of prompt or completion: nothing to train on."""
+    TEXT = "text"
+
+
+@dataclass(slots=True)
+class Call:
+    """One model call."""
+
+    id: str
+    """Unique in its rollout: `c0`, `c1`, … in the order the calls began."""
+    index: int
+    dialect: str = "chat"
+    """How the agent spoke to us."""
+    role: Role = Role.AGENT
+    session: str | None = None
+    """The agent's own name for the conversation, where it sends one."""
+
+    request: dict[str, Any] = field(default_factory=dict)
+    """The body as the agent sent it, secrets masked."""
+    forwarded: dict[str, Any] = field(default_factory=dict)
+    """What was changed or added before it went to the engine (messages and tools left out)."""
+    prompt_token_ids: list[int] = field(default_factory=list)
+    completion_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    """The text of each sampled token, where the engine tells it."""
+    top_logprobs: list[dict[str, float]] = field(default_factory=list)
+    """The alternatives the engine told for each sampled token."""
+    message: dict[str, Any] = field(default_factory=dict)
+    """The assistant message: content, reasoning_content, tool_calls."""
+    finish_reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    status: int | None = None
+    """HTTP status of the last attempt; None when there was no answer."""
+    error: str | None = None
+    aborted: bool = False
+    """The agent or we hung up before the end."""
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+    """Attempts before the last one: status, error, started, ended."""
+    started: float = 0.0
+    """Seconds since the epoch, as are `first_token` and `ended`."""
+    first_token: float | None = None
+    ended: float | None = None
+
+    engine: str = "unknown"
+    model: str = ""
+    weight_version: str | None = None
+    level: Level = Level.TEXT
+
+    parent: str | None = None
+    """The call whose prompt and completion this prompt continues furthest, by exact tokens."""
+    shared_tokens: int = 0
+    """How many leading tokens of this prompt are the parent's prompt and completion."""
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and not self.aborted
+
+    @property
+    def trainable(self) -> bool:
+        return self.untrainable_because is None
+
+    @property
+    def untrainable_because(self) -> str | None:
+        """Why a trainer must not use this call; None if it may."""
+        if self.role is Role.RETRIED:
+            return "the agent asked again and dropped this answer"
+        if self.aborted:
+            return "the call was aborted"
+        if self.error is not None:
+            return "the call failed"
+        if not self.completion_token_ids or not self.prompt_token_ids:
+            return "the endpoint returned no token ids"
+        if len(self.completion_token_ids) != len(self.logprobs):
+            return "token ids and logprobs differ in number"
+        return None
+
+
+@dataclass(slots=True)
+class Event:
+    """Something that happened in a rollout, in order: a stage, a line of the agent, a warning."""
+
+    at: float
+    kind: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def shared_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many leading items two sequences have in common."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def link(call: Call, earlier: Sequence[Call]) -> None:
+    """Set `parent` and `shared_tokens`: the call that this prompt continues furthest."""
+    best: Call | None = None
+    longest = 0
+    for other in earlier:
+        if other.id == call.id or not other.prompt_token_ids:
+            continue
+        sequence = other.prompt_token_ids + other.completion_token_ids
+        shared = shared_prefix(sequence, call.prompt_token_ids)
+        if shared >= longest and shared > 0:
+            best, longest = other, shared
+    call.parent = best.id if best else None
+    call.shared_tokens = longest

@@ -1,0 +1,122 @@
+"""The three modules must say what they said before; how they are built is read from their source, not run."""
+
+import ast
+import json
+import random
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+sys.path.insert(0, str(TESTS))
+
+from judge import conclude, read, run
+
+MODULES = ("invoice", "receipt", "quote")
+IMPORTED = (".py", ".pyc", ".so")
+OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
+
+
+def money(cents):
+    return f"{cents // 100}.{cents % 100:02d}"
+
+
+def totals(lines, discount_percent, tax_percent):
+    amounts = [quantity * price for _, quantity, price in lines]
+    subtotal = sum(amounts)
+    discount = (subtotal * discount_percent + 50) // 100
+    tax = ((subtotal - discount) * tax_percent + 50) // 100
+    return {
+        "amounts": amounts,
+        "subtotal": subtotal,
+        "discount": discount,
+        "tax": tax,
+        "total": subtotal - discount + tax,
+    }
+
+
+def invoice(customer, lines, discount_percent, tax_percent):
+    found = totals(lines, discount_percent, tax_percent)
+    rows = [f"{line[1]} x {line[0]}: {money(amount)}" for line, amount in zip(lines, found["amounts"], strict=True)]
+    ends = [("subtotal", "subtotal"), ("discount", "discount"), ("tax", "tax"), ("to pay", "total")]
+    return "\n".join([f"INVOICE for {customer}", *rows, *(f"{word} {money(found[key])}" for word, key in ends)])
+
+
+def receipt(lines, tax_percent, paid):
+    found = totals(lines, 0, tax_percent)
+    rows = [f"{line[0]} {money(amount)}" for line, amount in zip(lines, found["amounts"], strict=True)]
+    end = "paid in full" if paid >= found["total"] else f"paid {money(paid)}"
+    return "\n".join(["RECEIPT", *rows, f"of which tax {money(found['tax'])}", f"total {money(found['total'])}", end])
+
+
+def quote(customer, lines, discount_percent):
+    found = totals(lines, discount_percent, 0)
+    rows = [f"- {line[0]} ({line[1]}): {money(amount)}" for line, amount in zip(lines, found["amounts"], strict=True)]
+    rows += [f"you save {money(found['discount'])}"] if found["discount"] else []
+    return "\n".join([f"QUOTE for {customer}: {money(found['total'])} before tax", *rows])
+
+
+def cases():
+    source = random.Random(4711)
+    documents, shared = [], []
+    for count in [0, 1, *(source.randint(1, 6) for _ in range(25))]:
+        lines = [[f"item{n}", source.randint(1, 9), source.randint(1, 9999)] for n in range(count)]
+        discount, tax, paid = source.randint(0, 40), source.choice([0, 7, 19]), source.randint(0, 90000)
+        documents += [
+            (["invoice", "render", ["Ada", lines, discount, tax]], invoice("Ada", lines, discount, tax)),
+            (["receipt", "render", [lines, tax, paid]], receipt(lines, tax, paid)),
+            (["quote", "render", ["Bob", lines, discount]], quote("Bob", lines, discount)),
+        ]
+        shared += [
+            (["totals", "compute_totals", [lines, discount, tax]], totals(lines, discount, tax)),
+            (["totals", "compute_totals", [lines]], totals(lines, 0, 0)),
+            (["totals", "format_money", [paid]], money(paid)),
+        ]
+    return documents, shared
+
+
+def all_right(wanted):
+    asked = json.dumps([call for call, _ in wanted]).encode()
+    status, output, _ = run([sys.executable, "-I", "-B", str(TESTS / "call.py")], asked)
+    try:
+        return status == 0 and json.loads(output) == [{"result": expected} for _, expected in wanted]
+    except (ValueError, RecursionError):
+        return False
+
+
+def parsed(path):
+    try:
+        return ast.parse(read(path) or b"")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def called(tree):
+    functions = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {getattr(function, "id", getattr(function, "attr", None)) for function in functions}
+
+
+def has_arithmetic(tree):
+    return bool(called(tree) & {"sum", "round"}) or any(
+        isinstance(node, ast.AugAssign) or (isinstance(node, ast.BinOp) and isinstance(node.op, OPERATORS))
+        for node in ast.walk(tree)
+    )
+
+
+def is_pulled_together(module):
+    tree = parsed(f"{module}.py")
+    return tree is not None and {"compute_totals", "format_money"} <= called(tree) and not has_arithmetic(tree)
+
+
+def other_modules():
+    """All that could be imported in place of, or beside, the modules that are read here."""
+    found = [path for path in Path().rglob("*") if path.suffix in IMPORTED and "__pycache__" not in path.parts]
+    expected = {*(f"{module}.py" for module in MODULES), "totals.py"}
+    return [path for path in found if str(path) not in expected and not path.name.startswith("test")]
+
+
+documents, shared = cases()
+unchanged = all_right(documents)
+parts = {"unchanged": float(unchanged), "totals": float(all_right(shared) and not other_modules())}
+parts.update({module: float(is_pulled_together(module)) for module in MODULES})
+built = [parts[name] for name in ("totals", *MODULES)]
+conclude(sum(built) / len(built) if unchanged else 0.0, parts)

@@ -1,0 +1,106 @@
+"""What each call was for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from paddock.rollouts.capture.roles import Roles
+from paddock.rollouts.trace import Role
+from rollouts.capture.rig import TOOLS, rig, run
+from rollouts.capture.scripted import Scripted, ok
+
+USER = {"role": "user", "content": "do it"}
+SAID = {"role": "assistant", "content": "done"}
+
+
+def system(text: str) -> dict[str, str]:
+    return {"role": "system", "content": text}
+
+
+def tell(roles: Roles, *messages: dict[str, str], tools: bool = True, session: str | None = "s") -> Role:
+    headers = {"x-session-id": session} if session else {}
+    return roles.tell({"messages": list(messages), **({"tools": TOOLS} if tools else {})}, headers)
+
+
+def test_an_agent_with_tools_and_its_side_calls() -> None:
+    roles = Roles()
+    title = system("You are a title generator. You output ONLY a thread title.")
+    assert tell(roles, title, USER, tools=False) is Role.TITLE
+    assert tell(roles, USER) is Role.AGENT
+    assert tell(roles, USER, SAID, USER) is Role.AGENT
+    assert tell(roles, system("Summarise"), USER, SAID, USER, tools=False) is Role.COMPACTION
+    assert tell(roles, USER, tools=False) is Role.TITLE
+    assert tell(roles, USER, session="other") is Role.SUBAGENT
+    assert tell(roles, USER) is Role.AGENT
+
+
+def test_an_agent_that_never_sends_tools_is_the_agent() -> None:
+    roles = Roles()
+    assert tell(roles, system("You edit code"), USER, tools=False) is Role.AGENT
+    assert tell(roles, system("You edit code"), USER, SAID, USER, tools=False) is Role.AGENT
+
+
+def test_a_system_prompt_in_parts_is_read() -> None:
+    parts = [{"type": "text", "text": "Generate a short title for this conversation."}]
+    body = {"messages": [{"role": "system", "content": parts}]}
+    assert Roles().tell(body, {}) is Role.TITLE
+
+
+def test_a_prompt_that_only_mentions_titles_is_no_title() -> None:
+    assert tell(Roles(), system("You are a coding agent. Keep the title short."), USER, tools=False) is Role.AGENT
+
+
+def test_session_affinity_names_the_session_too() -> None:
+    async def body() -> None:
+        async with rig(Scripted()) as r:
+            await r.ask("one", tools=TOOLS, headers={"x-session-affinity": "a"})
+            await r.ask("two", tools=TOOLS, headers={"x-session-affinity": "b"})
+            await r.last()
+            assert [(call.role, call.session) for call in r.capture.calls] == [
+                (Role.AGENT, "a"),
+                (Role.SUBAGENT, "b"),
+            ]
+
+    run(body())
+
+
+def test_a_classifier_of_the_agents_own_goes_first_and_may_fall_back() -> None:
+    def classify(body: dict[str, Any], headers: Mapping[str, str]) -> Role | None:
+        if body["messages"][0]["content"] == "break":
+            raise ValueError("oops")
+        return Role.COMPACTION if body["messages"][0]["content"] == "c" else None
+
+    async def body() -> None:
+        async with rig(Scripted(), classify=classify) as r:
+            for text in ("c", "other", "break"):
+                await r.ask(text)
+            await r.last()
+            assert [call.role for call in r.capture.calls] == [Role.COMPACTION, Role.AGENT, Role.AGENT]
+            assert "oops" in r.capture.log_tail()
+
+    run(body())
+
+
+def test_the_same_messages_again_make_the_earlier_call_retried() -> None:
+    async def body() -> None:
+        async with rig(Scripted(ok())) as r:
+            await r.post(b'{"messages":[{"role":"user","content":"a"}]}')
+            await r.post(b'{"messages":[{"content":"a", "role":"user"}]}')
+            await r.post(b'{"messages":[{"role":"user","content":"a"}]}', headers={"x-session-id": "elsewhere"})
+            await r.last()
+            assert [call.role for call in r.capture.calls] == [Role.RETRIED, Role.AGENT, Role.AGENT]
+            assert [call.id for call in r.kept] == ["c0", "c0", "c1", "c2"]
+            assert r.capture.calls[1].parent is None
+            assert r.capture.calls[2].parent == "c1"
+
+    run(body())
+
+
+def test_a_title_asked_again_stays_a_title() -> None:
+    async def body() -> None:
+        async with rig(Scripted()) as r:
+            for _ in range(2):
+                await r.ask(messages=[system("You are a title generator")])
+            await r.last()
+            assert [call.role for call in r.capture.calls] == [Role.TITLE, Role.TITLE]
+
+    run(body())
