@@ -117,17 +117,14 @@ def test_a_model_that_nobody_serves_is_an_outcome(tmp_path: Path) -> None:
 
 
 def test_a_secret_in_the_words_of_an_error_is_masked(tmp_path: Path) -> None:
-    script = tmp_path / f"{TOKEN}.json"
-    script.write_text("no script")
-
     async def claim(desk: Desk, url: str) -> None:
-        wanted = request(model_key="vllm://x y", vllm_url=url, hf_token="x y")
+        wanted = request(model_key=f"vllm://no model, {TOKEN}", vllm_url=url, hf_token=TOKEN)
         ended = await desk.wait((await desk.start(wanted)).rollout_id, 10)
         assert ended.outcome is Outcome.MODEL
         assert "***" in (ended.error or "")
-        assert "x y" not in (ended.error or "")
+        assert TOKEN not in (ended.error or "")
 
-    at_desk(claim, tmp_path / "store")
+    at_desk(claim, tmp_path)
 
 
 def test_waiting_ends_at_its_deadline_and_the_rollout_does_not(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paddock.errors import ConfigError
+from paddock.errors import ConfigError, StoreError
+from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.rollout import Rollout, new_rollout_id
 
@@ -181,7 +182,12 @@ class Batch:
             record=record,
             on_change=self._on_change,
         )
-        return await rollout.run()
+        try:
+            return await rollout.run()
+        except StoreError as error:
+            # It could not be written down; the others may still have more luck.
+            record.outcome, record.error = Outcome.ENVIRONMENT, error.message
+            return record
 
 
 def new_batch_id() -> str:

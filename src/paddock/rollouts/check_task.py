@@ -62,7 +62,7 @@ class TaskCheck:
             if solved:
                 await self._solve(sandbox)
             await sandbox.kill()
-            sealed = await seal(sandbox)
+            sealed, _ = await seal(sandbox, self.task.sandbox)
         return await verify(
             self.task.tests, sealed, open_sandbox=self._open, limits=self.task.sandbox, timeout=timeouts.verifier
         )

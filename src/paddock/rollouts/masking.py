@@ -1,27 +1,47 @@
-"""Known secrets taken out of whatever is about to be kept."""
+"""Secrets leave no trace: every text that is kept, logged or told goes through a `Mask`."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import re
+from typing import TYPE_CHECKING, Any
 
-MASK = "***"
-ValueT = TypeVar("ValueT", bound=Any)
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paddock.rollouts.models.endpoint import Endpoint
+
+SHORTEST_SECRET = 6
+"""Servers without a key are given words like `EMPTY`; masking those would blot out ordinary text."""
+BLOT = "***"
 
 
-def mask(value: ValueT, secrets: tuple[str, ...]) -> ValueT:
-    """`value` with every secret in its strings replaced; lists and objects are gone through."""
-    known = tuple(secret for secret in secrets if secret)
-    return _mask(value, known) if known else value
+class Mask:
+    """Replaces each of its secrets by `***`."""
 
+    def __init__(self, secrets: Iterable[str]) -> None:
+        known = sorted({secret for secret in secrets if len(secret) >= SHORTEST_SECRET}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, known))) if known else None
+        self._encoded = [orjson.dumps(secret)[1:-1] for secret in known]
 
-def _mask(value: Any, secrets: tuple[str, ...]) -> Any:
-    if isinstance(value, str):
-        for secret in secrets:
-            if secret in value:
-                value = value.replace(secret, MASK)
+    @classmethod
+    def of_endpoint(cls, endpoint: Endpoint, secrets: Iterable[str] = ()) -> Mask:
+        return cls([endpoint.api_key or "", *map(str, endpoint.headers.values()), *secrets])
+
+    def text(self, text: str) -> str:
+        return self._pattern.sub(BLOT, text) if self._pattern else text
+
+    def is_in(self, encoded: bytes) -> bool:
+        """Does this JSON, as orjson writes it, hold a secret?"""
+        return any(secret in encoded for secret in self._encoded)
+
+    def value(self, value: Any) -> Any:
+        """The same value with every text in it masked."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.value(item) for item in value]
+        if isinstance(value, dict):
+            return {self.text(str(key)): self.value(item) for key, item in value.items()}
         return value
-    if isinstance(value, dict):
-        return {_mask(key, secrets): _mask(item, secrets) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_mask(item, secrets) for item in value]
-    return value

@@ -19,7 +19,7 @@ from paddock.errors import AgentError, ModelError, PaddockError, RolloutError, S
 from paddock.rollouts.agents.base import AgentExit, AgentRun, Assignment
 from paddock.rollouts.capture import Capture, CaptureSettings
 from paddock.rollouts.ledger import owned_sandbox, unhurried
-from paddock.rollouts.masking import mask
+from paddock.rollouts.masking import Mask
 from paddock.rollouts.outcome import Outcome, Reward
 from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.sandbox.base import SandboxSpec
@@ -43,6 +43,9 @@ logger = logging.getLogger("paddock.rollout")
 PORT = 7000
 """Where the model is, inside every sandbox."""
 LOG_BYTES = 16 * 1024
+KEPT_BYTES = 512 * 1024 * 1024
+NOT_FOUND = (126, 127)
+"""How a shell, and our supervisor, say that a program could not be run."""
 ABORT_GRACE = 0.5
 """Seconds an agent is given to say its last words when a rollout is aborted."""
 BLAME: dict[type[RolloutError], Outcome] = {
@@ -75,6 +78,7 @@ class Rollout:
         self._store = store
         self._upstream = upstream
         self._on_change = on_change
+        self._mask = Mask.of_endpoint(plan.endpoint, plan.secrets)
         self._capture: Capture | None = None
         self._agent: AgentRun | None = None
         self._worker: asyncio.Task[Any] | None = None
@@ -87,29 +91,30 @@ class Rollout:
 
     async def run(self) -> RolloutRecord:
         """Everything, to the one outcome. Raises only if the caller cancels it, or if the store cannot begin."""
-        self._worker = asyncio.current_task()
+        worker = self._worker = asyncio.current_task()
         self._describe()
-        await self._store.run(self._store.begin, self.record)
         try:
+            await self._store.run(self._store.begin, self.record)
             await self._stages()
         except asyncio.CancelledError:
             self._end(Outcome.CANCELLED, self._aborted or "cancelled")
             if self._aborted is None:
                 raise
-            if self._worker is not None:
-                self._worker.uncancel()
+            if worker is not None:
+                worker.uncancel()
         except PaddockError as error:
             self._end(BLAME.get(type(error), Outcome.ENVIRONMENT), error.message)  # type: ignore[arg-type]
         except Exception as error:
             logger.exception("rollout %s broke", self.id)
             self._end(Outcome.ENVIRONMENT, f"{type(error).__name__}: {error}")
         finally:
+            self._worker = None  # from here on there is nothing left to abort
             await unhurried(self._finish())
         return self.record
 
     async def abort(self, reason: str = "aborted") -> None:
         """Stop it: the model's answer is cut off at once, and `run` returns with outcome `cancelled`."""
-        if self.record.finished or self._aborted is not None:
+        if self._worker is None or self._aborted is not None:
             return
         self._aborted = reason
         if self._capture is not None:
@@ -193,6 +198,7 @@ class Rollout:
             secrets=self.plan.secrets,
         )
         self._capture = capture
+        self._mask = Mask.of_endpoint(self.plan.endpoint, (capture.secret, *self.plan.secrets))
         listener, port = await sandbox.expose(PORT)
         await capture.serve(listener)
         assignment = Assignment(
@@ -216,19 +222,26 @@ class Rollout:
         await capture.stop()
         if self._agent is not None:
             self.record.agent_session = self._agent.session
-            self.record.agent_log = self._mask(self._agent.log_tail(LOG_BYTES))
+            self.record.agent_log = self._mask.text(self._agent.log_tail(LOG_BYTES))
             with suppress(RolloutError):
-                self.record.transcript = mask(await self._agent.messages(), self._secrets)
+                self.record.transcript = self._mask.value(await self._agent.messages())
         await sandbox.kill()
         self.record.usage = sandbox.usage()
         self.record.proxy_log = capture.log_tail(LOG_BYTES)
 
     async def _seal(self, sandbox: Sandbox) -> bytes:
         """The work folder as it was when the last process of the agent had ended."""
-        sealed = await seal(sandbox)
-        entries = await sandbox.list(sandbox.workdir)
-        self.record.workdir_files = sorted(entry.path for entry in entries if entry.kind != "folder")
-        self.record.workdir_blob = await self._store.run(self._store.put_blob, sealed)
+        sealed, problem = await seal(sandbox, self.task.sandbox)
+        if problem is None:
+            with suppress(SandboxError, OSError):
+                entries = await sandbox.list(sandbox.workdir)
+                self.record.workdir_files = sorted(entry.path for entry in entries if entry.kind != "folder")
+        if problem is None and len(sealed) > KEPT_BYTES:
+            problem = f"the sealed work folder of {len(sealed)} bytes is too large to be kept"
+        else:
+            self.record.workdir_blob = await self._store.run(self._store.put_blob, sealed)
+        if problem is not None:
+            self._changed("warning", {"warning": problem})
         return sealed
 
     def _judge(self, ended: AgentExit, killed_for: str | None) -> tuple[Outcome, str | None]:
@@ -236,20 +249,30 @@ class Rollout:
         self.record.exit_code = ended.exit_code
         capture = self._capture
         assert capture is not None
+        if self._aborted is not None:
+            return Outcome.CANCELLED, self._aborted
         if capture.lost:
             return Outcome.ENVIRONMENT, f"calls could not be recorded: {capture.lost}"
         if ended.timed_out:
             return Outcome.TIMEOUT, "the agent did not finish in time"
         if killed_for:
             return Outcome.BUDGET, f"the sandbox used more {killed_for} than allowed"
+        if ended.exit_code is None:
+            return Outcome.SANDBOX, "the sandbox ended by itself"
         if capture.exhausted:
             return Outcome.BUDGET, f"the budget of {capture.exhausted} was used up"
         if capture.last_failure:
             return Outcome.MODEL, capture.last_failure
-        if self.plan.agent.must_call and not any(call.ok for call in capture.calls):
+        if self._broke_down(ended):
             words = ended.error or self.record.agent_log.strip()[-500:]
             return Outcome.AGENT, f"the agent made no model call (exit code {ended.exit_code}): {words}"
         return Outcome.OK, None
+
+    def _broke_down(self, ended: AgentExit) -> bool:
+        """Without a single call, a program that must make some did not work, and one that was not found neither."""
+        if any(call.ok for call in self.calls):
+            return False
+        return self.plan.agent.must_call or ended.exit_code in NOT_FOUND
 
     async def _verify(self, sealed: bytes) -> Verdict:
         return await verify(
@@ -264,8 +287,8 @@ class Rollout:
         record, reward = self.record, verdict.reward
         record.reward, record.reward_reason, record.reward_parts = reward.value, reward.reason, reward.parts
         record.test_exit_code = verdict.exit_code
-        record.verifier_stdout = self._mask(verdict.stdout)
-        record.verifier_stderr = self._mask(verdict.stderr)
+        record.verifier_stdout = self._mask.text(verdict.stdout)
+        record.verifier_stderr = self._mask.text(verdict.stderr)
 
     # -- keeping track ------------------------------------------------------------------------------
 
@@ -277,8 +300,9 @@ class Rollout:
         try:
             async with asyncio.timeout(seconds):
                 yield
-        except TimeoutError:
-            raise blame(f"{name} did not finish within {seconds:g} s") from None
+        except TimeoutError as error:
+            limit = "in time" if seconds is None else f"within {seconds:g} s"
+            raise blame(f"{name} did not finish {limit}") from error
         finally:
             self.record.stages[name] = time.monotonic() - began
 
@@ -309,7 +333,7 @@ class Rollout:
     def _end(self, outcome: Outcome, error: str | None) -> None:
         record = self.record
         record.outcome = outcome
-        record.error = None if error is None else self._mask(error)
+        record.error = None if error is None else self._mask.text(error)
         if not outcome.keeps_reward and record.reward is None and record.reward_reason is None:
             record.reward_reason = Reward.unknown(f"not verified: outcome {outcome}").reason
 
@@ -328,7 +352,7 @@ class Rollout:
         logger.info("%s", line)
 
     def _report(self, kind: str, data: dict[str, Any]) -> None:
-        self._changed(kind, mask(data, self._secrets))
+        self._changed(kind, self._mask.value(data))
 
     def _changed(self, kind: str, data: dict[str, Any]) -> None:
         """Write an event behind the back of whoever reports it, and tell the one who watches."""
@@ -346,15 +370,6 @@ class Rollout:
         self._writes.discard(write)
         if not write.cancelled() and write.exception() is not None:
             logger.warning("an event of %s was not kept: %s", self.id, write.exception())
-
-    @property
-    def _secrets(self) -> tuple[str, ...]:
-        own = () if self._capture is None else (self._capture.secret,)
-        key = self.plan.endpoint.api_key
-        return (*own, *self.plan.secrets, *((key,) if key else ()))
-
-    def _mask(self, text: str) -> str:
-        return mask(text, self._secrets)
 
 
 def new_rollout_id() -> str:

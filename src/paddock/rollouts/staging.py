@@ -6,14 +6,17 @@ import io
 import tarfile
 from typing import TYPE_CHECKING
 
-from paddock.errors import TaskError
+from paddock.errors import SandboxError, TaskError
 from paddock.rollouts.sandbox.base import Command
 
 if TYPE_CHECKING:
+    from paddock.rollouts.limits import SandboxLimits
     from paddock.rollouts.sandbox.base import Sandbox
     from paddock.rollouts.task import Task
 
-SEALED_BYTES = 512 * 1024 * 1024
+ARCHIVE_OVERHEAD = 64 * 1024 * 1024
+EMPTY = bytes(2 * tarfile.BLOCKSIZE)
+"""The archive of an empty folder."""
 
 
 async def stage(task: Task, sandbox: Sandbox, *, timeout: float) -> None:
@@ -31,9 +34,16 @@ async def stage(task: Task, sandbox: Sandbox, *, timeout: float) -> None:
         raise TaskError(f"the task's set-up failed with exit code {done.exit_code}: {words}")
 
 
-async def seal(sandbox: Sandbox) -> bytes:
-    """The work folder as it is now. Meant for a sandbox whose processes have ended."""
-    return await sandbox.pack(sandbox.workdir, limit=SEALED_BYTES)
+async def seal(sandbox: Sandbox, limits: SandboxLimits) -> tuple[bytes, str | None]:
+    """The work folder as it is now, and what is wrong with it. For a sandbox whose processes have ended.
+
+    A folder that is gone, is a link, or is beyond all limits is an empty one: it is the agent who left it so.
+    """
+    try:
+        # What lies on the disk cannot be more than the disk; only holes in files can claim to be.
+        return await sandbox.pack(sandbox.workdir, limit=limits.disk_bytes + ARCHIVE_OVERHEAD), None
+    except (SandboxError, OSError) as error:
+        return EMPTY, f"the work folder could not be sealed: {error}"
 
 
 def archive(task: Task) -> bytes:

@@ -16,6 +16,7 @@ from paddock.errors import SandboxError
 from paddock.rollouts.outcome import Reward
 from paddock.rollouts.reward import parse_reward
 from paddock.rollouts.sandbox.base import LOGS, Command, SandboxSpec
+from paddock.rollouts.staging import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,6 +41,10 @@ class Verdict:
     stderr: str = ""
 
 
+class Unusable(SandboxError):
+    """The sealed folder does not fit into a sandbox."""
+
+
 async def verify(
     tests: Mapping[str, bytes],
     sealed: bytes,
@@ -48,16 +53,36 @@ async def verify(
     limits: SandboxLimits,
     timeout: float,
 ) -> Verdict:
-    """Score a sealed work folder. Raises SandboxError if there is no sandbox to do it in."""
+    """Score a sealed work folder. Raises SandboxError if there is no sandbox to do it in.
+
+    A folder that cannot be laid out again scores like an empty one: no agent gains by making it so.
+    """
+    try:
+        return await _verify(tests, sealed, open_sandbox=open_sandbox, limits=limits, timeout=timeout)
+    except Unusable:
+        return await _verify(tests, EMPTY, open_sandbox=open_sandbox, limits=limits, timeout=timeout)
+
+
+async def _verify(
+    tests: Mapping[str, bytes],
+    sealed: bytes,
+    *,
+    open_sandbox: Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]],
+    limits: SandboxLimits,
+    timeout: float,
+) -> Verdict:
     if ENTRY not in tests:
         return Verdict(Reward.unknown("the task has no tests/test.sh"))
     spec = SandboxSpec(limits=limits, readonly_tests=tests)
     async with open_sandbox(spec) as sandbox:
-        await sandbox.unpack(sandbox.workdir, sealed)
-        script = sandbox.localize(f"mkdir -p {CLEAN_HOME} && exec /bin/bash /tests/{ENTRY}")
+        try:
+            await sandbox.unpack(sandbox.workdir, sealed)
+        except SandboxError as error:
+            raise Unusable(error.message) from error
+        script = f"mkdir -p {CLEAN_HOME} && exec /bin/bash /tests/{ENTRY}"
         env = {"HOME": str(CLEAN_HOME), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = await sandbox.exec(Command(script, cwd=sandbox.workdir, env=env), timeout=timeout)
-        # What the tests left running could still write; what is read now is what they decided.
+        # Whatever the agent's programs left running ends with the tests: it could still write a reward.
+        done = await sandbox.exec(Command(script, cwd=sandbox.workdir, env=env, last=True), timeout=timeout)
         await sandbox.kill()
         reward = await _read_reward(sandbox, done, timeout)
     return Verdict(reward, done.exit_code, _text(done.stdout), _text(done.stderr))
@@ -68,7 +93,9 @@ async def _read_reward(sandbox: Sandbox, done: Completed, timeout: float) -> Rew
         return Reward.unknown(f"the verifier did not finish within {timeout:g} s")
     if done.killed_for:
         return Reward.unknown(f"the verifier used more {done.killed_for} than allowed")
-    if done.exit_code is not None and SIGNALLED < done.exit_code <= SIGNALLED + signal.NSIG:
+    if done.exit_code is None:
+        raise SandboxError("the sandbox of the verifier ended by itself")
+    if SIGNALLED < done.exit_code <= SIGNALLED + signal.NSIG:
         # The programs that tests run are the agent's: one of them could forge a reward and then kill the tests.
         return Reward.unknown(f"the verifier was killed by signal {done.exit_code - SIGNALLED}")
     found: dict[str, bytes | None] = {"reward.txt": None, "reward.json": None}

@@ -144,6 +144,11 @@ async def killing_a_job_ends_its_group(subject: Subject) -> None:
     require(done.exit_code == 128 + signal.SIGKILL, f"got {done}")
     gone = f"while kill -0 {child} 2>/dev/null; do sleep 0.01; done"
     require((await run(subject.shared, gone, AT_ONCE)).exit_code == 0, "its child still runs")
+    job = await subject.shared.start(Command("sleep 1000 > /dev/null 2>&1 & echo $!"))
+    left = int((await job.wait(AT_ONCE)).stdout)
+    await job.kill()
+    gone = f"while kill -0 {left} 2>/dev/null; do sleep 0.01; done"
+    require((await run(subject.shared, gone, AT_ONCE)).exit_code == 0, "what an ended command left behind still runs")
 
 
 @check("kill the command at its deadline", needs=[it_runs_a_command])

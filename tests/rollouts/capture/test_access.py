@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from paddock.rollouts.capture import proxy
-from paddock.rollouts.capture.masking import Mask
+from paddock.rollouts.masking import Mask
 from rollouts.capture.rig import KEY, rig, run
 from rollouts.capture.scripted import Scripted, ok, status
 

@@ -28,6 +28,7 @@ def test_an_agent_with_tools_and_its_side_calls() -> None:
     assert tell(roles, USER) is Role.AGENT
     assert tell(roles, USER, SAID, USER) is Role.AGENT
     assert tell(roles, system("Summarise"), USER, SAID, USER, tools=False) is Role.COMPACTION
+    assert tell(roles, system("Write a summary"), USER, tools=False) is Role.COMPACTION
     assert tell(roles, USER, tools=False) is Role.TITLE
     assert tell(roles, USER, session="other") is Role.SUBAGENT
     assert tell(roles, USER) is Role.AGENT

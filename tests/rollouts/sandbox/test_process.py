@@ -3,9 +3,12 @@
 import asyncio
 import os
 import signal
+import tempfile
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import pytest
 
 from paddock.rollouts.limits import MEBIBYTE
 from paddock.rollouts.sandbox import Command, Completed, Mount, SandboxSpec
@@ -40,11 +43,12 @@ def test_other_paths_stay() -> None:
         assert sandbox.localize(text) == text
 
 
-def test_rewriting_twice_is_rewriting_once() -> None:
+def test_rewriting_twice_is_rewriting_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/home/user/tmp")
     sandbox = sandbox_named("sb-x")
-    sandbox._place = Path("/home/user/tmp/paddock-sb-x")
-    once = sandbox_named("sb-x").localize("/home/user/a /logs")
-    assert sandbox_named("sb-x").localize(once) == once
+    once = sandbox.localize("/home/user/a /logs")
+    assert once == "/home/user/tmp/paddock-sb-x/home/a /home/user/tmp/paddock-sb-x/home/logs"
+    assert sandbox.localize(once) == once
 
 
 def run(script: str, **limits: Any) -> tuple[Completed, list[int]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bench.rollout_store import growing_calls, prompt_bytes
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddock.errors import StoreError
@@ -105,6 +105,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Stor
 
 
 @given(scripts(), st.sets(st.integers(0, 7)))
+@settings(max_examples=50)
 def test_calls_come_back_exactly_whatever_was_saved_in_whatever_order(
     pair: tuple[Store, Store], saves: list[Call], elsewhere: set[int]
 ) -> None:

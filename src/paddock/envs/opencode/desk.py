@@ -21,7 +21,7 @@ from paddock.rollouts.agents import load_agent
 from paddock.rollouts.capture import Upstream
 from paddock.rollouts.ledger import recover, unhurried
 from paddock.rollouts.limits import Budget
-from paddock.rollouts.masking import mask
+from paddock.rollouts.masking import Mask
 from paddock.rollouts.models import open_model
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.plan import Plan
@@ -195,7 +195,7 @@ class Desk:
             if outcome is not None:
                 if not record.finished:
                     record.outcome = outcome
-                    record.error = None if error is None else mask(error, live.secrets)
+                    record.error = None if error is None else Mask(live.secrets).text(error)
                     record.reward_reason = record.reward_reason or f"not verified: outcome {outcome}"
                 record.finished_at = record.finished_at or time.time()
                 record.stage = "done"
@@ -256,7 +256,7 @@ class Desk:
         live = self._live.get(record.rollout_id)
         if live is None or live.rollout is None:
             return record, record.transcript
-        return record, mask(await live.rollout.messages(), live.secrets)
+        return record, Mask(live.secrets).value(await live.rollout.messages())
 
     async def abort(self, rollout_id: str) -> RolloutRecord:
         """Stop it, and tell what became of it. Does nothing to one that has ended."""

@@ -33,7 +33,7 @@ def tokens_spent(calls: Iterable[Call]) -> int:
 
 def calls_spent(calls: Iterable[Call], *, side: bool) -> int:
     """Calls that run or went well. One that the agent repeated was still answered, so it counts."""
-    return sum((call.role in SIDE_CALLS) is side and (call.ended is None or call.ok) for call in calls)
+    return sum((call.role in SIDE_CALLS) is side and call.ok for call in calls)
 
 
 def exhausted(budget: Budget, calls: Sequence[Call], role: Role, seconds_left: float | None) -> Exhausted | None:

@@ -23,15 +23,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paddock.rollouts.capture.engines.base import Engine
-    from paddock.rollouts.capture.masking import Mask
     from paddock.rollouts.capture.settings import CaptureSettings
     from paddock.rollouts.capture.upstream import Answered, Upstream
+    from paddock.rollouts.masking import Mask
     from paddock.rollouts.models.endpoint import Endpoint
     from paddock.rollouts.trace import Call
 
 MOST_LESSONS = 6
 """How often one call may be changed and sent again because the endpoint refused a field."""
 PROMPT_IDS_SECONDS = 10.0
+FINAL_WORDS = "the model endpoint does not work, and the attempts at this call are used up"
+"""Agents read errors for words and numbers that promise a better next time. This text holds none of them, so
+that nobody repeats what was repeated here; the call itself keeps the reason."""
 LAST_WORD_SECONDS = 2.0
 PATH = "/chat/completions"
 
@@ -75,8 +78,6 @@ class Exchange:
     limit: float
     """When the call must have ended, on the loop's clock."""
     failure: Failure | None = None
-    told_in_stream: bool = False
-    """The agent got its failure as an event, which many agents answer with another try."""
     _answer: Answer = field(init=False)
     _delivered: bool = False
     """The agent has all that matters of the answer."""
@@ -104,6 +105,9 @@ class Exchange:
             self._abort("the agent hung up")
         except asyncio.CancelledError:
             self._abort("the call was cut off")
+            raise
+        except Exception as error:
+            self.call.error = self.mask.text(f"{type(error).__name__}: {error}")
             raise
         finally:
             if self._prompt_ids is not None:
@@ -148,7 +152,7 @@ class Exchange:
                 await self._attempt(shaped)
             except Failure as failure:
                 if self._passed:
-                    return await self._fail(failure)
+                    return await self._fail(failure, again=True)
                 better = None
                 if changed < MOST_LESSONS and not failure.is_context_overflow:
                     complaint = f"{failure.message} {failure.param or ''}"
@@ -216,7 +220,7 @@ class Exchange:
                     done = True
                     break
                 chunk = read_chunk(data)
-                taken = self._answer.take(chunk)
+                taken = self._take(chunk)
                 if self.call.first_token is None and self._answer.pieces:
                     self.call.first_token = time.time()
                 if usage or not chat.is_only_usage(chunk):
@@ -243,7 +247,7 @@ class Exchange:
         choices = document.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise Failure("the endpoint's answer holds no choice", status=answered.status)
-        self._answer.take(document)
+        self._take(document)
         self.call.first_token = time.time()
         document["model"] = self.asked_name
         if self.wants_stream:
@@ -256,18 +260,24 @@ class Exchange:
             await self.reply.answer(200, orjson.dumps(document))
             self._delivered = True
 
-    async def _fail(self, failure: Failure) -> None:
-        """Tell the agent, in the one way that is still open. An agent does not try again after a status of 400."""
+    def _take(self, document: dict[str, Any]) -> bool:
+        try:
+            return self._answer.take(document)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise Failure(f"the endpoint's answer has a shape that nobody knows: {error}") from error
+
+    async def _fail(self, failure: Failure, *, again: bool = False) -> None:
+        """Tell the agent, in the one way that is still open, so that it tries `again` or does not."""
         self.failure = failure
         self.call.error = message = self.mask.text(failure.message)
-        if failure.retryable or failure.status is None or self._passed:
-            status, kind, code = 400, "upstream_error", failure.code
-            message = f"the model endpoint failed: {message}"
+        if again:
+            status, document = 400, chat.error_document(f"server error: {message}", "server_error")
+        elif failure.retryable or failure.status is None or self._passed:
+            status, document = 400, chat.error_document(FINAL_WORDS, "upstream_error")
         else:
-            status, kind, code = failure.status, failure.kind or "invalid_request_error", failure.code
-        document = chat.error_document(message, kind, code, failure.param)
+            kind = failure.kind or "invalid_request_error"
+            status, document = failure.status, chat.error_document(message, kind, failure.code, failure.param)
         if self.reply.begun:
-            self.told_in_stream = not self._passed
             await self.reply.send(event(document))
             await self.reply.end()
         else:

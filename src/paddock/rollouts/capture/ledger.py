@@ -18,7 +18,7 @@ from paddock.rollouts.trace import Call, Role, link, shared_prefix
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from paddock.rollouts.capture.masking import Mask
+    from paddock.rollouts.masking import Mask
 
 LONGEST_WRITE = 60.0
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from paddock.errors import ModelError
 from paddock.rollouts.capture.engines import model_list
 from paddock.rollouts.capture.exchange import Exchange
-from paddock.rollouts.capture.masking import Mask
 from paddock.rollouts.capture.settings import CaptureSettings
 from paddock.rollouts.capture.upstream import Failure
+from paddock.rollouts.masking import Mask
 from paddock.rollouts.trace import Call, Level
 
 if TYPE_CHECKING:

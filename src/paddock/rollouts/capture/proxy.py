@@ -20,10 +20,10 @@ from paddock.rollouts.capture import budget
 from paddock.rollouts.capture.dialects import chat
 from paddock.rollouts.capture.exchange import Exchange
 from paddock.rollouts.capture.ledger import Ledger, fingerprint
-from paddock.rollouts.capture.masking import Mask
 from paddock.rollouts.capture.reply import HttpReply
 from paddock.rollouts.capture.roles import SESSION_HEADERS, Roles, session_of
 from paddock.rollouts.capture.shaping import constraint
+from paddock.rollouts.masking import Mask
 from paddock.rollouts.trace import Role
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ class Capture:
         self.exhausted: str | None = None
         """`calls`, `tokens` or `time` once the agent was told to stop."""
         self.last_failure: str | None = None
-        """Why the agent's most recent call failed; None once a later one went well."""
+        """How the endpoint failed the agent's most recent call; None once a later one went well. A request
+        that was refused for what it says is the agent's affair, unless none was ever accepted."""
         self._upstream = upstream
         self._classify = classify
         self._roles = Roles()
         self._mask = Mask.of_endpoint(endpoint, (self.secret, *secrets))
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._ledger = Ledger(on_call, self._mask, self._note)
-        self._given_up: dict[bytes, str] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._runner: web.ServerRunner | None = None
         self._stopping = False
@@ -170,17 +170,12 @@ class Capture:
         role = self._role(body, request.headers)
         if (spent := self._spent(role)) is not None:
             return self._stop_message(body, spent)
-        mark = fingerprint(body["messages"])
-        if (given_up := self._given_up.pop(mark, None)) is not None:
-            return refusal(400, f"the model endpoint failed: {given_up}", "upstream_error")
-        return await self._exchange(request, body, role, mark)
+        return await self._exchange(request, body, role)
 
-    async def _exchange(
-        self, request: web.BaseRequest, body: dict[str, Any], role: Role, mark: bytes
-    ) -> web.StreamResponse:
+    async def _exchange(self, request: web.BaseRequest, body: dict[str, Any], role: Role) -> web.StreamResponse:
         recorded = self._mask.value(body) if self._mask.is_in(orjson.dumps(body)) else body
         room = budget.room(self.settings.budget, self.calls)
-        call = self._ledger.begin(role, session_of(request.headers), recorded, mark)
+        call = self._ledger.begin(role, session_of(request.headers), recorded, fingerprint(body["messages"]))
         reply = HttpReply(request, self.settings.keep_alive if body.get("stream") else None, self._note)
         exchange = Exchange(
             call=call,
@@ -198,23 +193,23 @@ class Capture:
             await exchange.run()
         finally:
             reply.close()
-            self._conclude(exchange, mark)
+            self._conclude(exchange)
             await self._ledger.finish(call)
         if reply.response is None:
             raise asyncio.CancelledError
         return reply.response
 
-    def _conclude(self, exchange: Exchange, mark: bytes) -> None:
+    def _conclude(self, exchange: Exchange) -> None:
         call, failure = exchange.call, exchange.failure
         if call.aborted and self._seconds_left() == 0.0:
             self.exhausted = self.exhausted or "time"
-        if failure is not None and exchange.told_in_stream:
-            self._given_up[mark] = self._mask.text(failure.message)
         if call.role is Role.TITLE:
             return
         if call.ok:
             self.last_failure = None
-        elif failure is not None and not failure.is_context_overflow:
+        elif failure is None or failure.is_context_overflow:
+            return
+        elif failure.is_endpoints_fault or not any(call.ok for call in self.calls):
             self.last_failure = self._mask.text(failure.message)
 
     # -- judgements ---------------------------------------------------------------------------------

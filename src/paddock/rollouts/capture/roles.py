@@ -20,6 +20,8 @@ TITLE_PROMPT = re.compile(
     r"\s*(you are (a|an|the) [\w -]{0,30}title|(generate|create|write) (a|an)\b[^.\n]{0,60}\btitle)", re.IGNORECASE
 )
 
+SUMMARY = re.compile(r"\bsummar(y|i[sz]e)|\bcompact", re.IGNORECASE)
+
 
 def session_of(headers: Mapping[str, str]) -> str | None:
     return next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)
@@ -44,7 +46,7 @@ class Roles:
             return Role.TITLE
         if not self._seen_tools:
             return Role.AGENT
-        return Role.COMPACTION if has_answers(body) else Role.TITLE
+        return Role.COMPACTION if has_answers(body) or asks_for_summary(body) else Role.TITLE
 
 
 def has_answers(body: Mapping[str, Any]) -> bool:
@@ -52,11 +54,20 @@ def has_answers(body: Mapping[str, Any]) -> bool:
     return any(isinstance(each, dict) and each.get("role") == "assistant" for each in body.get("messages") or ())
 
 
+def asks_for_summary(body: Mapping[str, Any]) -> bool:
+    """A conversation that overflowed at its first call is compacted before the model has said anything."""
+    return bool(SUMMARY.search(system_prompt(body)) or SUMMARY.search(text_of((body.get("messages") or [{}])[-1])))
+
+
 def system_prompt(body: Mapping[str, Any]) -> str:
     for message in body.get("messages") or ():
         if isinstance(message, dict) and message.get("role") in ("system", "developer"):
-            content = message.get("content")
-            if isinstance(content, list):
-                return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-            return str(content or "")
+            return text_of(message)
     return ""
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return str(content or "")

@@ -71,6 +71,12 @@ class Failure(Exception):
         self.param = param
 
     @property
+    def is_endpoints_fault(self) -> bool:
+        """Not what was asked is to blame, but whoever was asked: no answer, no access, no model, too busy, broken."""
+        status = self.status
+        return status is None or status < 400 or status in (401, 403, 404, 408, 429) or status >= 500
+
+    @property
     def is_context_overflow(self) -> bool:
         return self.code == CONTEXT_CODE
 

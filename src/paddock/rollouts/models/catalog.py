@@ -23,6 +23,7 @@ FORMS = (
     "use http(s)://host:port[/v1], vllm://org/repo, hf-router://org/repo:provider, "
     "replay:FILE, local or local:FILE.gguf"
 )
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)*(:[\w.-]+)?")
 
 
@@ -44,8 +45,8 @@ async def open_model(
     replay:FILE                    a script or a recording, played by `paddock.testing.replay`
     local, local:FILE.gguf         a small model, or the one in FILE, on this machine's processor
 
-    The key for a server is `api_key`, else PADDOCK_MODEL_API_KEY. OPENAI_API_KEY goes only to OpenAI and to
-    the server that OPENAI_BASE_URL names, because other servers have no business with it.
+    The key for a server is `api_key`, else PADDOCK_MODEL_API_KEY, else OPENAI_API_KEY; the last one is not
+    sent in the clear to another machine.
 
     Raises ConfigError if the form cannot be used as written, ModelError if nothing answers there.
     """
@@ -101,12 +102,8 @@ async def _server(
 def _key_for(address: Address, variables: ModelVariables) -> str | None:
     if variables.api_key is not None or variables.openai_api_key is None:
         return variables.api_key
-    if address.host == "openai.com" or address.host.endswith(".openai.com"):
-        return variables.openai_api_key if address.url.startswith("https://") else None
-    paired = variables.openai_base_url
-    if paired and paired.startswith(("http://", "https://")) and parse_address(paired).url == address.url:
-        return variables.openai_api_key
-    return None
+    private = address.url.startswith("https://") or address.host in LOOPBACK
+    return variables.openai_api_key if private else None
 
 
 def _vllm(spec: str, name: str | None, api_key: str | None, vllm_url: str | None) -> Endpoint:

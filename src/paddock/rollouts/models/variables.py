@@ -16,8 +16,7 @@ class ModelVariables:
     api_key: str | None = field(default=None, repr=False)
     """`PADDOCK_MODEL_API_KEY`: for whatever endpoint the user names."""
     openai_api_key: str | None = field(default=None, repr=False)
-    """`OPENAI_API_KEY`: only for OpenAI, and for the server that `OPENAI_BASE_URL` names."""
-    openai_base_url: str | None = None
+    """`OPENAI_API_KEY`: for endpoints on this machine and those that speak TLS."""
     hf_token: str | None = field(default=None, repr=False)
     """`HF_TOKEN`."""
     cache: Path = field(default_factory=Path)
@@ -31,7 +30,6 @@ def read_model_variables(environ: Mapping[str, str] | None = None) -> ModelVaria
     return ModelVariables(
         api_key=source.get("PADDOCK_MODEL_API_KEY") or None,
         openai_api_key=source.get("OPENAI_API_KEY") or None,
-        openai_base_url=source.get("OPENAI_BASE_URL") or None,
         hf_token=source.get("HF_TOKEN") or None,
         cache=Path(cache) / "paddock" / "models",
     )

@@ -45,7 +45,7 @@ class Completed:
     truncated: bool = False
     """Some output was dropped to keep to `SandboxLimits.output_bytes`."""
     killed_for: str | None = None
-    """`memory`, `cpu` or `disk` when the sandbox was ended for using too much of it."""
+    """`memory`, `cpu`, `processes` or `disk` when the sandbox was ended for using too much of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,8 @@ class Command:
     cwd: PurePosixPath = WORKDIR
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: bytes = b""
+    last: bool = False
+    """Whether everything else inside ends with it, in the same instant."""
 
     @property
     def words(self) -> list[str]:

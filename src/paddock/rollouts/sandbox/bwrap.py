@@ -50,7 +50,7 @@ OWN_FILES = {
 STAGING_PLACES = ("/mnt", "/media", "/srv")
 """One of them is covered, in a mount namespace of its own, to show folders that only root can reach."""
 HINTS = {
-    "max_user_namespaces": "allow user namespaces: sysctl user.max_user_namespaces=10000",
+    "/proc/sys/user/max_": "allow more user namespaces: sysctl user.max_user_namespaces=10000",
     "namespace": "allow unprivileged user namespaces (kernel.unprivileged_userns_clone=1, "
     "kernel.apparmor_restrict_unprivileged_userns=0; in a container also its seccomp profile), "
     "or use the process backend with consent",

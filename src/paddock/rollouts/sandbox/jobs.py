@@ -117,8 +117,7 @@ class SupervisedJob(Job):
             grace.cancel()
 
     async def kill(self, number: int = signal.SIGKILL) -> None:
-        if not self._ended.is_set():
-            self._send_signal(self.pid, number)
+        self._send_signal(self.pid, number)
 
     def tail(self, count: int = 4096) -> str:
         return bytes(self._recent[-count:]).decode("utf-8", "replace") if count > 0 else ""

@@ -86,7 +86,7 @@ class Stream:
         if self._lines is not None and data:
             self._lines.add(data)
             if self._lines.waiting > MOST_WAITING:
-                pass
+                self._pause()
         return not data
 
     def stop(self) -> None:

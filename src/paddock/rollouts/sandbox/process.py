@@ -58,13 +58,21 @@ class ProcessSandbox(SupervisedSandbox):
     def localize(self, text: str) -> str:
         return self._standard_path.sub(lambda found: self._moved.get(found[0], found[0]), text)
 
+    def _localized(self, content: bytes) -> bytes:
+        """A file whose text names the standard paths, so that it finds what it names; anything else as it is."""
+        try:
+            return self.localize(content.decode()).encode()
+        except UnicodeDecodeError:
+            return content
+
     def prepare(self) -> None:
         logger.warning("sandbox %s does not isolate: its processes have all rights of this one", self.id)
         self._place.mkdir(mode=0o700)
         self.host_paths = (self._place,)
         (self._place / "tmp").mkdir()
         if self.spec.readonly_tests:
-            write_tests(self._place / "tests", self.spec.readonly_tests)
+            tests = {name: self._localized(content) for name, content in self.spec.readonly_tests.items()}
+            write_tests(self._place / "tests", tests)
             Path(self.home).mkdir()
             Path(self.home, "tests").symlink_to(self._place / "tests")
         self._base_env = {
@@ -88,7 +96,7 @@ class ProcessSandbox(SupervisedSandbox):
 
     def _spawn_arguments(self, command: Command) -> dict[str, Any]:
         given = super()._spawn_arguments(command)
-        return {
+        return given | {
             "argv": [self.localize(word) for word in given["argv"]],
             "cwd": self.localize(given["cwd"]),
             "env": {name: self.localize(value) for name, value in given["env"].items()} | {MARK: self.id},

@@ -173,7 +173,7 @@ class SupervisedSandbox(Sandbox):
         for text in [*words, *env, *env.values()]:
             if "\0" in text:
                 raise SandboxError("a command and its environment cannot hold a zero byte")
-        return {"argv": words, "cwd": str(command.cwd), "env": env}
+        return {"argv": words, "cwd": str(command.cwd), "env": env, "last": command.last}
 
     async def exec(self, command: Command, *, timeout: float) -> Completed:
         job = await self.start(command)

@@ -45,6 +45,7 @@ class Supervisor:
     def __init__(self, control: _socket.socket) -> None:
         self.control = control
         self.jobs: dict[int, int] = {}
+        self.last = 0
         self.cpu_seconds = 0.0
         self.peak_memory = 0
         self.look_at: float | None = None
@@ -133,7 +134,9 @@ class Supervisor:
                 os.close(descriptor)
         return True
 
-    def do_spawn(self, number: int, given: list[int], argv: list[str], cwd: str, env: dict[str, str]) -> Any:
+    def do_spawn(
+        self, number: int, given: list[int], argv: list[str], cwd: str, env: dict[str, str], last: bool
+    ) -> Any:
         pid = os.fork()
         if pid == 0:
             try:
@@ -141,6 +144,8 @@ class Supervisor:
             finally:
                 os._exit(127)
         self.jobs[pid] = number
+        if last:
+            self.last = pid
         if self.look_at is None:
             self.look_at = time.monotonic() + LOOK_CLOSELY
         return str(pid), None
@@ -166,7 +171,9 @@ class Supervisor:
             os._exit(126 if error.errno == errno.EACCES else 127)
 
     def do_signal(self, number: int, given: list[int], pid: int, signal: int) -> Any:
-        os.killpg(pid, signal)
+        # After the end of its first process a group can live on; without any, its number may be another's by now.
+        if pid in self.jobs or any(group_of(member) == pid for member in self.pids()):
+            os.killpg(pid, signal)
         return "done", None
 
     def do_listen(self, number: int, given: list[int], port: int) -> Any:
@@ -206,9 +213,20 @@ class Supervisor:
             if pid == 0:
                 return
             number = self.jobs.pop(pid, None)
+            if pid == self.last:
+                self.end_others()
             if number is not None:
                 code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
                 self.send(f"0 exit {number} {code}")
+
+    def end_others(self) -> None:
+        """Everything but us, at once: as process 1 we are spared by our own signal to all."""
+        self.last = 0
+        for pid in ["-1"] if self.alone else descendants(str(os.getpid())):
+            try:
+                os.kill(int(pid), _signal.SIGKILL)
+            except ProcessLookupError:
+                continue
 
     def pids(self) -> list[str]:
         if self.alone:
@@ -323,6 +341,11 @@ def read(path: str) -> bytes | None:
             return file.read(8192)
     except OSError:
         return None
+
+
+def group_of(pid: str) -> int | None:
+    stat = read(f"/proc/{pid}/stat")
+    return int(stat[stat.rindex(b")") + 2 :].split()[2]) if stat else None
 
 
 def proportional_memory(pid: str) -> int:

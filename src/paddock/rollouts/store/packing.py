@@ -55,7 +55,7 @@ def _encode_slowly(value: Any) -> bytes:
     _check_keys(value)
     try:
         # Surrogates stay single: escaped, two neighbours would be read back as one character.
-        text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except TypeError as error:
         raise StoreError(f"this cannot be kept: {error}", hint="give plain JSON values") from error
     return _SLOW + text.encode("utf-8", "surrogatepass")

@@ -83,7 +83,8 @@ def _prune(database: Database, pruned: Pruned, oldest_kept: float | None, max_by
 def _next(connection: sqlite3.Connection, oldest_kept: float | None, max_bytes: int | None) -> tuple[int, str] | None:
     """The finished rollout that has to go now, if one has."""
     row = connection.execute(
-        "SELECT id, rollout_id, finished_at FROM rollouts WHERE finished_at IS NOT NULL ORDER BY finished_at, id LIMIT 1"
+        "SELECT id, rollout_id, finished_at FROM rollouts"
+        " WHERE finished_at IS NOT NULL ORDER BY finished_at, id LIMIT 1"
     ).fetchone()
     if row is None:
         return None
