@@ -18,6 +18,7 @@ REQUIREMENTS = {
     "mcp1": ["mcp==1.30.0"],
     "mcp2": ["mcp==2.3.0"],
     "fastmcp": ["fastmcp==4.1.2"],
+    "fleet": ["fleet-python==0.2.133", "mcp==1.24.0"],
     "both": ["openenv==0.10.0", "--editable", str(REPOSITORY)],
 }
 

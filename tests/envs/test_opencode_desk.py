@@ -140,6 +140,17 @@ def test_waiting_ends_at_its_deadline_and_the_rollout_does_not(tmp_path: Path) -
     at_desk(claim, tmp_path)
 
 
+def test_a_rollout_that_outlives_all_its_deadlines_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def claim(desk: Desk, url: str) -> None:
+        wanted = request(model_key="", vllm_url=url)
+        monkeypatch.setattr("paddock.envs.opencode.request.MARGIN", 60.2 - wanted.seconds)
+        ended = await desk.wait((await desk.start(wanted)).rollout_id, 10)
+        assert (ended.outcome, ended.finished) == (Outcome.ENVIRONMENT, True)
+        assert "0.2 s" in (ended.error or "")
+
+    at_desk(claim, tmp_path)
+
+
 def test_whoever_waits_hears_of_an_abort(tmp_path: Path) -> None:
     async def claim(desk: Desk, url: str) -> None:
         started = await desk.start(request(model_key="", vllm_url=url))

@@ -1,14 +1,19 @@
 """Files reached through one open folder, with nothing followed."""
 
+import asyncio
+import io
 import os
 import stat
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from paddock.errors import SandboxError
-from paddock.rollouts.sandbox import files
+from paddock.rollouts.limits import SandboxLimits
+from paddock.rollouts.sandbox import files, open_sandbox
+from paddock.rollouts.sandbox.base import Command, SandboxSpec
 
 
 @pytest.fixture
@@ -95,3 +100,17 @@ def test_unpacking_replaces_a_link_and_fills_a_folder_that_cannot_be_written(roo
 def test_what_is_no_archive_is_refused(root: int) -> None:
     with pytest.raises(SandboxError, match="tar"):
         files.unpack_folder(root, (), b"not an archive" * 100)
+
+
+def test_what_its_owner_may_not_read_is_packed_with_its_mode() -> None:
+    async def pack() -> list[tuple[str, int, bytes]]:
+        async with await open_sandbox("bwrap", SandboxSpec(SandboxLimits())) as sandbox:
+            script = "mkdir -p shut && echo a > shut/inner && echo b > secret && chmod 000 secret shut"
+            await sandbox.exec(Command(script, cwd=sandbox.workdir), timeout=10)
+            await sandbox.kill()
+            archive = await sandbox.pack(sandbox.workdir, limit=1 << 20)
+        with tarfile.open(fileobj=io.BytesIO(archive)) as members:
+            contents = [(m, members.extractfile(m)) for m in members]
+            return [(m.name, m.mode, b"" if file is None else file.read()) for m, file in contents]
+
+    assert asyncio.run(pack()) == [("secret", 0, b"b\n"), ("shut", 0, b""), ("shut/inner", 0o644, b"a\n")]

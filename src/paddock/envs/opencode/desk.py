@@ -46,11 +46,11 @@ MOST_EVENTS = 500
 
 
 class Desk:
-    def __init__(self, settings: Settings, store: WaitingStore, upstream: Upstream, opened: AsyncExitStack) -> None:
+    def __init__(self, settings: Settings, store: WaitingStore, opened: AsyncExitStack) -> None:
         self.settings = settings
         self._store = store
-        self._upstream = upstream
         self._opened = opened
+        self._upstream: Upstream | None = None
         self._live: dict[str, Live] = {}
         self._one_by_one = asyncio.Lock()
         self._admissions: set[asyncio.Task[RolloutRecord]] = set()
@@ -67,8 +67,7 @@ class Desk:
             found = await store.run(recover, store)
             for rollout_id in found.rollouts:
                 await store.run(store.add_event, rollout_id, _outcome_event(Outcome.CANCELLED, None))
-            upstream = await opened.enter_async_context(Upstream())
-            return cls(settings, store, upstream, opened.pop_all())
+            return cls(settings, store, opened.pop_all())
 
     async def close(self) -> None:
         """Every rollout ends as cancelled, with its sandbox, before the store is closed."""
@@ -97,6 +96,8 @@ class Desk:
         async with self._one_by_one:
             if self._closing:
                 raise ServerDraining("the server is shutting down", hint="ask another one, or again later")
+            if self._upstream is None:
+                self._upstream = await self._opened.enter_async_context(Upstream())
             known = await self._same(request)
             if known is not None:
                 return known
@@ -142,11 +143,16 @@ class Desk:
         """From the queue to a stored outcome, whatever happens on the way."""
         outcome, error, stored = Outcome.CANCELLED, None, False
         try:
-            async with self._slots:
+            async with self._slots, asyncio.timeout(request.seconds):
                 await self._run(live, request)
             stored = True
         except asyncio.CancelledError:
             error = live.stopped
+        except TimeoutError:
+            outcome, error = (
+                Outcome.ENVIRONMENT,
+                f"it did not end within {request.seconds:g} s, all its deadlines together",
+            )
         except PaddockError as broken:
             outcome, error = (Outcome.MODEL if live.rollout is None else Outcome.ENVIRONMENT), broken.message
         except Exception as broken:
@@ -156,6 +162,7 @@ class Desk:
             await unhurried(self._settle(live, None if stored else outcome, error))
 
     async def _run(self, live: Live, request: RolloutRequest) -> None:
+        assert self._upstream is not None
         model = request.model
         keys: dict[str, Any] = {"name": model.name, "vllm_url": model.vllm_url, "hf_token": model.hf_token}
         await self._enter_stage(live, "model")
@@ -199,9 +206,9 @@ class Desk:
                     record.reward_reason = record.reward_reason or f"not verified: outcome {outcome}"
                 record.finished_at = record.finished_at or time.time()
                 record.stage = "done"
-                await self._store.run(self._store.finish, record)
-                event = _outcome_event(record.outcome, record.reward)
-                await self._store.run(self._store.add_event, live.id, event)
+                if await self._store.run(self._store.finish, record):
+                    event = _outcome_event(record.outcome, record.reward)
+                    await self._store.run(self._store.add_event, live.id, event)
         except RolloutError as broken:
             # It stays among the live ones, so that whoever asks is told all the same.
             logger.error("the outcome of rollout %s is not stored: %s", live.id, broken)

@@ -17,7 +17,7 @@ from paddock.envs.opencode.results import (
     state_of,
     status_of,
 )
-from paddock.errors import InvalidToolArguments, PaddockError, ToolFailure, ToolNotFound
+from paddock.errors import PaddockError, ToolFailure
 from paddock.types import CallToolAction, CallToolObservation, Observation, State
 
 if TYPE_CHECKING:
@@ -86,17 +86,11 @@ class OpenCodeEnvironment(ToolEnvironment):
     def state(self) -> OpenCodeState:
         return self._state
 
-    async def call_tool_async(self, name: str, arguments: dict[str, Any]) -> Any:
-        """A call counts as a step unless it was refused before it began."""
-        try:
-            value = await super().call_tool_async(name, arguments)
-        except (ToolNotFound, InvalidToolArguments):
-            raise
-        except ToolFailure:
-            self._state.step_count += 1
-            raise
+    def _bind(self, name: str, arguments: dict[str, Any]) -> Any:
+        """A call counts as a step once its arguments have the right shape."""
+        bound = super()._bind(name, arguments)
         self._state.step_count += 1
-        return value
+        return bound
 
     # -- tools ------------------------------------------------------------------------------------
 
