@@ -106,6 +106,9 @@ class ToolEnvironment(Environment[Action, Observation, State]):
 
     mcp_calls_are_steps: ClassVar[bool] = True
     """Whether a call over MCP counts as a step of the episode, like the same call through `step`."""
+    parallel_calls: ClassVar[bool] = False
+    """Whether async tools may be called over MCP while others of the same session are under way.
+    Without it the calls of a session are carried out one at a time, in their order."""
 
     reset_observation_type: ClassVar[Any] = Observation
     observation_type: ClassVar[Any] = CallToolObservation

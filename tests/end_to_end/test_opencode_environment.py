@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import signal
 import subprocess
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from paddock.rollouts.sandbox import process_start_time
 from paddock.rollouts.shown import rollout_to_json
 from paddock.rollouts.store import Store
 
@@ -211,5 +211,5 @@ def test_a_server_that_is_asked_to_end_cancels_its_rollouts(server: Serving) -> 
 def assert_gone(server: Serving, sandbox: Any) -> None:
     with Store.open(server.store, read_only=True) as store:
         assert store.open_sandboxes() == []
-    assert not os.path.exists(f"/proc/{sandbox.host_pid}")
+    assert process_start_time(sandbox.host_pid) != sandbox.host_start_time
     assert not any(Path(path).exists() for path in sandbox.paths)

@@ -29,6 +29,8 @@ WORK = [
     {"text": "The answer is in answer.txt, as it should be."},
 ]
 ASKS_AGAIN = "sys.exit(converse(tries=2))"
+LATE = {"cut_after": 4, "per_token_delay": 0.03}
+"""Slow enough that the agent has the first tokens when the stream breaks."""
 UNARY = "sys.exit(converse(stream=False))"
 
 
@@ -65,10 +67,11 @@ CASES = {
     "401": Case([{"status": 401, "times": 99}], Outcome.MODEL, None),
     "cut": Case([{"turn": 1, "cut_after": 3}], Outcome.MODEL, None),
     "cut, asked again": Case([{"turn": 1, "cut_after": 3}], agent=ASKS_AGAIN),
-    "cut before the first token": Case([{"turn": 1, "cut_after": 0}]),
+    "cut before the first token, asked again": Case([{"turn": 1, "cut_after": 0}], agent=ASKS_AGAIN),
     "cut without streaming": Case([{"turn": 1, "cut_after": 3}], agent=UNARY),
-    "an error in the stream": Case([{"turn": 1, "error_chunk": "boom", "cut_after": 4}], Outcome.MODEL, None),
-    "an error in the stream, asked again": Case([{"turn": 1, "error_chunk": "boom"}], agent=ASKS_AGAIN),
+    "an error before the agent has heard anything": Case([{"turn": 1, "error_chunk": "boom", "cut_after": 4}]),
+    "an error in the stream": Case([{"turn": 1, "error_chunk": "boom", **LATE}], Outcome.MODEL, None),
+    "an error in the stream, asked again": Case([{"turn": 1, "error_chunk": "boom", **LATE}], agent=ASKS_AGAIN),
     "silence": Case([{"turn": 1, "hang": 30}], Outcome.MODEL, None, seconds=1.5),
     "silence in the middle": Case([{"turn": 1, "per_token_delay": 30}], Outcome.MODEL, None, seconds=1.5),
     "no JSON": Case([{"turn": 1, "malformed": True}]),
@@ -103,7 +106,9 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stor
     with Store.open(tmp_path_factory.mktemp("faults") / "store") as store:
 
         async def play_all() -> dict[str, Story]:
-            return dict(zip(CASES, await asyncio.gather(*(play(store, case) for case in CASES.values())), strict=True))
+            return dict(
+                zip(CASES, await asyncio.gather(*(play(store, case) for case in CASES.values())), strict=True)
+            )
 
         told = run(play_all(), 80)
         assert own_children() == []
@@ -154,12 +159,14 @@ def test_no_half_answer_can_be_trained_on(stories: dict[str, Story], name: str) 
 
 
 def test_attempts_are_told_with_their_status(stories: dict[str, Story]) -> None:
-    told = {name: [[each["status"] for each in call.attempts] for call in story.calls] for name, story in stories.items()}
+    told = {
+        name: [[each["status"] for each in call.attempts] for call in story.calls] for name, story in stories.items()
+    }
     assert told["429"] == [[], [429], []]
     assert told["500 twice"] == [[], [500, 500], []]
     assert told["500 for ever"] == [[], [500, 500, 500]]
     assert told["401"] == [[]]
-    assert told["cut before the first token"][1] == [200]
+    assert len(told["an error before the agent has heard anything"][1]) == 1
     assert len(told["a closed socket"][1]) == 2
     assert told["no JSON"][1] == [200]
 

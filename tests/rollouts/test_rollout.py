@@ -140,7 +140,9 @@ def test_a_verifier_that_hangs_is_ended(store: Store) -> None:
 
 
 def test_a_reward_has_parts(store: Store) -> None:
-    verifier = """mkdir -p /logs/verifier; echo '{"reward": 0.5, "style": 0.25}' > /logs/verifier/reward.json; exit 3"""
+    verifier = (
+        """mkdir -p /logs/verifier; echo '{"reward": 0.5, "style": 0.25}' > /logs/verifier/reward.json; exit 3"""
+    )
     record = rolled(store, shell(SOLVE), task=a_task(verifier))
     assert (record.reward, record.reward_parts, record.test_exit_code) == (0.5, {"style": 0.25}, 3)
 
@@ -352,7 +354,9 @@ def limit_pages(store: Store, more: int | None) -> None:
 
 def test_calls_that_cannot_be_kept_make_the_rollout_useless_but_it_has_its_outcome(store: Store) -> None:
     """The disk is full from the first call on; the reserve cannot help a database that may not grow."""
-    long = {"turns": [{"tool": "bash", "arguments": {"command": f"echo {os.urandom(99999).hex()}"}}, {"text": "Done."}]}
+    long = {
+        "turns": [{"tool": "bash", "arguments": {"command": f"echo {os.urandom(99999).hex()}"}}, {"text": "Done."}]
+    }
 
     def fill(rollout: Rollout) -> None:
         if rollout.record.stage == "agent":

@@ -59,7 +59,7 @@ def command() -> None:
 @click.option("--temperature", default=1.0, show_default=True, help="Temperature of every call.")
 @click.option("--thinking/--no-thinking", default=None, help="Turn the model's thinking on or off.")
 @click.option("--context", "context_tokens", default=32768, show_default=True, help="Context the agent plans with.")
-@click.option("--retries", default=2, show_default=True, help="New tries after a failure outside the policy.")
+@click.option("--retries", type=int, help="New tries after a failure outside the policy. Default: 2; lone: 0.")
 @click.option("--resume", "batch_id", metavar="BATCH", help="Go on with a batch that was stopped.")
 @click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each rollout, as it ends.")

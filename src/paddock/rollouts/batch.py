@@ -138,7 +138,7 @@ class Batch:
         slots = asyncio.Semaphore(self._parallel)
 
         async def settle(member: Member) -> RolloutRecord:
-            known = settled.get((member.task.id, member.number))
+            known = settled.get((member.task.hash, member.task.id, member.number))
             record = known or await self._run_member(member, slots)
             if self._on_settled is not None:
                 self._on_settled(record)
@@ -148,12 +148,12 @@ class Batch:
             running = [group.create_task(settle(member)) for member in self.members]
         return BatchResult(self.batch_id, [task.result() for task in running])
 
-    def _settled(self) -> dict[tuple[str, int], RolloutRecord]:
-        """Members of an earlier run of this batch that need not be run again."""
+    def _settled(self) -> dict[tuple[str, str, int], RolloutRecord]:
+        """Members of an earlier run of this batch that need not be run again. A task that changed is another."""
         found = {}
         for record in self._store.list(batch_id=self.batch_id, finished=True, limit=1_000_000, newest_first=False):
             if record.outcome is not None and not record.outcome.is_infrastructure:
-                found[record.task_id, record.member] = record
+                found[record.task_hash, record.task_id, record.member] = record
         return found
 
     async def _run_member(self, member: Member, slots: asyncio.Semaphore) -> RolloutRecord:

@@ -154,7 +154,7 @@ class Rollout:
         async with self._stage("verifier", self._timeouts.verifier + self._timeouts.sandbox, VerifierError):
             verdict = await self._verify(sealed)
         self._score(verdict)
-        if verdict.reward.value is None and outcome is Outcome.OK:
+        if verdict.reward.value is None and outcome is Outcome.OK and self.task.is_scored:
             outcome, error = Outcome.VERIFIER, verdict.reward.reason
         self._end(outcome, error)
 

@@ -52,7 +52,7 @@ async def run_batch(
     hf_token: str | None = None,
     n: int = 1,
     parallel: int = 1,
-    retries: int = RETRIES,
+    retries: int | None = None,
     batch_id: str | None = None,
     store: Store | Path | str | None = None,
     budget: Budget | None = None,
@@ -65,21 +65,24 @@ async def run_batch(
 
     `model` is a URL, `replay:FILE`, `local`, `vllm://repo` or `hf-router://repo:provider`. `settings` are the
     other fields of `Plan`: mode, sandbox, consent, timeouts, agent_timeout, thinking, temperature,
-    context_tokens. A `batch_id` that the store knows resumes that batch.
+    context_tokens. A `batch_id` that the store knows resumes that batch. `retries` is how often a member that
+    broke outside the policy is run again: by default twice in a batch, and never for a lone rollout.
     """
     driven = load_agent(agent, driver=driver) if isinstance(agent, str) else agent
     secrets = tuple(secret for secret in (api_key, hf_token) if secret)
     keys: dict[str, Any] = {"name": model_name, "api_key": api_key, "vllm_url": vllm_url, "hf_token": hf_token}
     async with opened(model, keys, store, log) as parts:
         plan = Plan(driven, parts.endpoint, budget=budget or Budget(), secrets=secrets, **settings)
+        chosen = list(tasks)
+        lone = len(chosen) * n == 1
         batch = Batch(
-            list(tasks),
+            chosen,
             plan,
             store=parts.store,
             upstream=parts.upstream,
             n=n,
             parallel=parallel,
-            retries=retries,
+            retries=(0 if lone else RETRIES) if retries is None else retries,
             batch_id=batch_id,
             on_change=on_change,
             on_settled=on_settled,

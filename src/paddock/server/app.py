@@ -21,6 +21,7 @@ from paddock.server import openapi
 from paddock.server.access import check_access, check_browser, has_token
 from paddock.server.http import Episodes, JSONBytes, Tasks, answering, error_response
 from paddock.server.mcp import McpEndpoint
+from paddock.server.patience import Patient
 from paddock.server.service import Service
 from paddock.server.sockets import serve_socket
 from paddock.sessions.blueprint import Blueprint
@@ -213,7 +214,7 @@ class Application(Starlette):
 
     def __init__(self, service: Service, **options: Any) -> None:
         super().__init__(**options)
-        self._mcp = Gate(McpEndpoint(service), service)
+        self._mcp = Patient(Gate(McpEndpoint(service), service))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] == "/mcp":

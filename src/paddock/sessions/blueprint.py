@@ -40,6 +40,8 @@ class Where(Enum):
     INLINE = "inline"
     THREAD = "thread"
     LOOP = "loop"
+    BESIDE = "beside"
+    """On the loop, beside whatever else the session does."""
 
 
 class Affinity(Enum):
@@ -136,6 +138,10 @@ class Blueprint:
         self.step = _step_method(cls, plain)
         self.state = Method("state", _read_state, Where.LOOP if _has_async_state(cls) else plain, set())
         self.call_tool = _call_tool_method(cls, plain)
+        self.step_by_tool = self.step
+        if getattr(cls, "parallel_calls", False) and self.step.where is Where.LOOP:
+            self.call_tool.where = Where.BESIDE
+            self.step_by_tool = Method("step", self.step.invoke, Where.BESIDE, self.step.accepts)
         self.wire = Wire(self.routed_action_type)
 
     @property

@@ -138,7 +138,7 @@ def _call_tool(blueprint: Blueprint, request: CallTool) -> Plan:
     if blueprint.tools is not None and not blueprint.mcp_calls_are_steps:
         return blueprint.call_tool, request, _called
     action = call_tool_action(blueprint, request.name, request.arguments)
-    return blueprint.step, Step(action), _called_as_step
+    return blueprint.step_by_tool, Step(action), _called_as_step
 
 
 def _called(_session: Session, _work: Work, value: Any) -> Any:

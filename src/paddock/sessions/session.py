@@ -143,6 +143,8 @@ class Session:
         self._threads = threads
         self._current: Work | None = None
         self._waiting: deque[Work] = deque()
+        self._beside: set[Work] = set()
+        """Calls that overlap with all others."""
         self._closing_environment = False
 
     def __repr__(self) -> str:
@@ -150,7 +152,7 @@ class Session:
 
     @property
     def is_running(self) -> bool:
-        return self._current is not None
+        return self._current is not None or bool(self._beside)
 
     def info(self) -> SessionInfo:
         now = self._manager.clock()
@@ -164,7 +166,10 @@ class Session:
 
     def submit(self, work: Work) -> None:
         """Carry out `work` now, or after what is already under way."""
-        if self._current is None and not self.closed:
+        if work.method.where is Where.BESIDE and not self.closed:
+            self._beside.add(work)
+            self._start(work)
+        elif self._current is None and not self.closed:
             if work.method.where is Where.INLINE:
                 self._run_inline(work)
             else:
@@ -207,14 +212,14 @@ class Session:
 
     def cancel(self, number: Any) -> None:
         """Give up the request with this number."""
-        for work in (self._current, *self._waiting):
+        for work in (self._current, *self._beside, *self._waiting):
             if work is not None and work.number == number:
                 self.give_up(work)
                 return
 
     def give_up(self, work: Work) -> None:
         """Nobody waits for it any more: drop it if it waits, cancel it if it runs."""
-        if work is self._current:
+        if work is self._current or work in self._beside:
             self._abandon(work, StepCancelled("cancelled: its caller gave it up"))
         elif work in self._waiting:
             self._waiting.remove(work)
@@ -222,7 +227,7 @@ class Session:
 
     def give_up_all(self, owner: object) -> None:
         """`owner` is gone: give up every request whose answer it was to get."""
-        for work in (self._current, *self._waiting):
+        for work in (self._current, *self._beside, *self._waiting):
             if work is not None and getattr(work.reply, "__self__", None) is owner:
                 self.give_up(work)
 
@@ -280,13 +285,14 @@ class Session:
 
     def _start(self, work: Work) -> None:
         """Hand it to the loop or a thread; `_returned` goes on."""
-        self._current = work
+        if work not in self._beside:
+            self._current = work
         work.started = self._clock()
         if work.timeout is not None and work.deadline is None:
             work.deadline = work.started + work.timeout
         self._manager.running.add(work)
         method = work.method
-        if method.where is Where.LOOP:
+        if method.where is not Where.THREAD:
             work.task = self._manager.loop.create_task(awaited(method.invoke, self.environment, work.argument))
             work.task.add_done_callback(lambda task: self._returned(work, *_outcome(task)))
         else:
@@ -301,8 +307,9 @@ class Session:
             self._manager.metrics.hung_calls -= 1
         self._conclude(work, value if error is None else self._failure(work, error))
         if self.closed:
-            self._close_environment()
-        elif (following := self._next()) is not None:
+            if not self.is_running:
+                self._close_environment()
+        elif self._current is None and (following := self._next()) is not None:
             self._carry_out(following)
 
     def _next(self) -> Work | None:
@@ -315,7 +322,9 @@ class Session:
     def _conclude(self, work: Work, value: Any) -> None:
         method = work.method
         self.last_active = now = self._clock()
-        self._current = None
+        self._beside.discard(work)
+        if self._current is work:
+            self._current = None
         seconds = now - work.started
         timings = self._timings[method.name]
         timings.observe(seconds)
@@ -380,7 +389,7 @@ class Session:
 
     def is_expired(self, now: float) -> bool:
         """Whether nobody is coming back. Never during a request, never with a connection attached."""
-        if self.attachment is not None or self._current is not None:
+        if self.attachment is not None or self.is_running:
             return False
         limits = self._manager.limits
         idle = now - self.last_active
@@ -390,7 +399,7 @@ class Session:
 
     def gives_way(self, now: float) -> bool:
         """Whether this session makes room when the server is full."""
-        if self.attachment is not None or self._current is not None:
+        if self.attachment is not None or self.is_running:
             return False
         if self.door is Door.HTTP and (not self.went_on or self.episode.phase is Phase.DONE):
             return True
@@ -405,13 +414,14 @@ class Session:
         error = SessionClosed(f"the session was closed: {reason}")
         while self._waiting:
             self._waiting.popleft().settle(error)
-        if self._current is not None:
-            self._abandon(self._current, error)
+        for work in (self._current, *self._beside):
+            if work is not None:
+                self._abandon(work, error)
         attachment, self.attachment = self.attachment, None
         self._manager.forget(self, reason)
         if attachment is not None:
             attachment.session_closed(error)
-        if self._current is None:
+        if not self.is_running:
             self._close_environment()
 
     def force_close(self) -> None:

@@ -45,6 +45,7 @@ class OpenCodeEnvironment(ToolEnvironment):
     """Runs the coding agent OpenCode on tasks, in sandboxes, with every token captured and a verified reward."""
 
     concurrent_sessions = True
+    parallel_calls = True
     step_timeout: ClassVar[float | None] = LONGEST_CALL
     state_type: ClassVar[Any] = OpenCodeState
 

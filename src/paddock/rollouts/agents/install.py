@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 
 
 def agents_folder() -> Path:
-    """Where agent programs are kept: `PADDOCK_AGENTS`, or `agents` in Paddock's cache folder."""
+    """Where agent programs are kept: `PADDOCK_AGENTS`, or `agents` in Paddock's cache folder.
+
+    Root's own home is closed to the user that its sandboxes run as; what lies there takes longer to show them.
+    """
     chosen = os.environ.get("PADDOCK_AGENTS")
     if chosen:
         return Path(chosen)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = os.environ.get("XDG_CACHE_HOME") or ("/var/cache" if os.geteuid() == 0 else Path.home() / ".cache")
     return Path(cache) / "paddock" / "agents"
 
 

@@ -32,7 +32,6 @@ class Answer:
         "extra",
         "finish_reason",
         "logprobs",
-        "pieces",
         "prompt_ids",
         "reasoning",
         "strip",
@@ -55,7 +54,6 @@ class Answer:
         self.finish_reason: str | None = None
         self.usage: dict[str, Any] = {}
         self.weight_version: str | None = None
-        self.pieces = 0
         self._tool_calls: dict[int, dict[str, Any]] = {}
 
     def take(self, document: dict[str, Any]) -> bool:
@@ -75,11 +73,16 @@ class Answer:
                 taken = True
             part = choice.get("delta") or choice.get("message")
             if part:
-                self.pieces += 1
                 self._read_message(part)
             if reason := choice.get("finish_reason"):
                 self.finish_reason = reason
         return taken
+
+    @property
+    def says_something(self) -> bool:
+        """Whether there is more than an opening: a text, a thought, a tool call, a token or the end."""
+        said = (self.content, self.reasoning, self._tool_calls, self.completion_ids, self.extra, self.finish_reason)
+        return any(said)
 
     def _take_tokens(self, choice: dict[str, Any]) -> bool:
         taken = False
@@ -141,7 +144,7 @@ class Answer:
     @property
     def message(self) -> dict[str, Any]:
         """The assistant message. Empty if nothing came."""
-        if not self.pieces:
+        if not self.says_something:
             return {}
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self.content) or None, **self.extra}
         if self.reasoning:

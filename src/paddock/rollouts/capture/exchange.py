@@ -213,22 +213,24 @@ class Exchange:
     async def _pass_stream(self, answered: Answered) -> None:
         reader, done = EventReader(), False
         usage = not self.settings.transparent or chat.wants_usage(self.body)
+        out = bytearray()
         async for piece in answered.pieces():
-            out = bytearray()
             for data in read_events(reader, piece):
                 if data == DONE:
                     done = True
                     break
                 chunk = read_chunk(data)
                 taken = self._take(chunk)
-                if self.call.first_token is None and self._answer.pieces:
+                if self.call.first_token is None and self._answer.says_something:
                     self.call.first_token = time.time()
                 if usage or not chat.is_only_usage(chunk):
                     out += event(chat.rewritten(data, chunk, self.asked_name, changed=taken))
             if done and self._answer.finish_reason is not None:
                 out += event(DONE)
-            if out:
+            # An opening is held back: until the answer says something, a broken attempt can be repeated.
+            if out and self._answer.says_something:
                 await self.reply.send(bytes(out))
+                out.clear()
                 self._passed = True
             self._delivered = self._answer.finish_reason is not None
             if done:
