@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paddock.rollouts.sandbox import process_start_time
+from paddock.rollouts.processes import process_start_time
 from paddock.rollouts.shown import rollout_to_json
 from paddock.rollouts.store import Store
 

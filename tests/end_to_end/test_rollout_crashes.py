@@ -69,7 +69,12 @@ class Place:
 
     def run(self, *words: str, code: int = 0) -> Any:
         done = subprocess.run(
-            self.command(*words, "--json"), capture_output=True, text=True, env=self.environment, timeout=60, check=False
+            self.command(*words, "--json"),
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == code, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
@@ -153,6 +158,20 @@ def test_a_kill_loses_nothing_and_leaves_nothing(place: Place) -> None:
                 assert not call.trainable or call.finish_reason is not None
 
 
+def test_a_kill_while_the_verifier_starts_leaves_no_folder(place: Place) -> None:
+    """The moment at which a folder of the host is in use, and perhaps nobody has written that down yet."""
+    for _ in range(2):
+        process = place.start()
+        wait_until(lambda: any(place.temporary.iterdir()) or process.poll() is not None, 20)
+        below = children_of(process.pid)
+        process.kill()
+        process.communicate(timeout=20)
+        wait_gone(below)
+        place.run("doctor", "--clean")
+        assert list(place.temporary.iterdir()) == []
+        assert place.survivors() == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_cancels_and_records_all_of_them(place: Place, number: signal.Signals) -> None:
     process = place.start()
@@ -202,5 +221,7 @@ def test_a_stopped_batch_goes_on_and_every_member_is_rewarded(place: Place) -> N
 
 def test_nothing_of_ours_lies_in_the_usual_folder_for_temporary_files() -> None:
     """All of this left nothing behind that a later look could find."""
-    mine = [path for path in Path(tempfile.gettempdir()).glob("paddock-sb-*") if path.stat().st_mtime > time.time() - 60]
+    mine = [
+        path for path in Path(tempfile.gettempdir()).glob("paddock-sb-*") if path.stat().st_mtime > time.time() - 60
+    ]
     wait_until(lambda: not any(path.exists() for path in mine), 20)

@@ -3,5 +3,6 @@
 SHIPPED = {
     "echo": "paddock.envs.echo:Echo",
     "counter": "paddock.envs.counter:Counter",
+    "notes": "paddock.envs.notes:Notes",
     "opencode": "paddock.envs.opencode:OpenCodeEnvironment",
 }

@@ -7,7 +7,8 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from paddock.rollouts.sandbox import end_leftover, open_sandbox
+from paddock.rollouts.sandbox import end_leftover, new_sandbox_id, open_sandbox
+from paddock.rollouts.sandbox.base import host_folder
 from paddock.rollouts.store import SandboxEntry
 
 if TYPE_CHECKING:
@@ -22,27 +23,26 @@ if TYPE_CHECKING:
 async def owned_sandbox(
     store: Store, backend: str, spec: SandboxSpec, *, rollout_id: str, consent: bool, timeout: float
 ) -> AsyncIterator[Sandbox]:
-    """A sandbox that the ledger knows. It is gone when the block ends, however it ends."""
-    sandbox = await open_sandbox(backend, spec, consent=consent, timeout=timeout)
+    """A sandbox that the ledger knows before it exists. It is gone when the block ends, however it ends."""
+    entry = SandboxEntry(new_sandbox_id(), backend, rollout_id, created_at=time.time())
+    entry.paths = [str(host_folder(entry.sandbox_id))]
+    sandbox: Sandbox | None = None
     try:
-        entry = SandboxEntry(
-            sandbox_id=sandbox.id,
-            backend=backend,
-            rollout_id=rollout_id,
-            host_pid=sandbox.host_pid,
-            host_start_time=sandbox.host_start_time,
-            paths=[str(path) for path in sandbox.host_paths],
-            created_at=time.time(),
-        )
         await store.run(store.note_sandbox, entry)
-        yield sandbox
+        sandbox = opened = await open_sandbox(
+            backend, spec, sandbox_id=entry.sandbox_id, consent=consent, timeout=timeout
+        )
+        entry.host_pid, entry.host_start_time = opened.host_pid, opened.host_start_time
+        await store.run(store.note_sandbox, entry)
+        yield opened
     finally:
-        await unhurried(_close(store, sandbox))
+        await unhurried(_close(store, entry, sandbox))
 
 
-async def _close(store: Store, sandbox: Sandbox) -> None:
-    await sandbox.close()
-    await store.run(store.end_sandbox, sandbox.id)
+async def _close(store: Store, entry: SandboxEntry, sandbox: Sandbox | None) -> None:
+    if sandbox is not None:
+        await sandbox.close()
+    await store.run(store.end_sandbox, entry.sandbox_id)
 
 
 async def unhurried(work: Coroutine[Any, Any, None]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from paddock.errors import ConfigError, SandboxError
+from paddock.rollouts.processes import process_start_time
 from paddock.rollouts.sandbox import (
     Command,
     Mount,
@@ -20,7 +21,6 @@ from paddock.rollouts.sandbox import (
     available,
     end_leftover,
     open_sandbox,
-    process_start_time,
 )
 from paddock.rollouts.sandbox.base import HOME
 from paddock.rollouts.sandbox.leftovers import descendants

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from paddock.rollouts.outcome import Outcome
+from paddock.rollouts.processes import process_start_time
 from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.store import Owner, SandboxEntry, Store, process_start_time
+from paddock.rollouts.store import Owner, SandboxEntry, Store
 from paddock.rollouts.trace import Call, Event
 
 from .children import go, running

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paddock.errors import ConfigError, PaddockError, SandboxError
 from paddock.rollouts.limits import SandboxLimits
 from paddock.rollouts.sandbox.base import Command, Completed, Entry, Job, Mount, Sandbox, SandboxSpec
-from paddock.rollouts.sandbox.leftovers import end_leftover, process_start_time
+from paddock.rollouts.sandbox.leftovers import end_leftover
 
 if TYPE_CHECKING:
     from paddock.rollouts.sandbox.supervised import SupervisedSandbox
@@ -33,7 +33,6 @@ __all__ = [
     "available",
     "end_leftover",
     "open_sandbox",
-    "process_start_time",
 ]
 
 
@@ -56,9 +55,13 @@ async def open_sandbox(
             f"the {backend} backend does not isolate: what runs in it can read and change all that you can",
             hint="use bwrap, or give consent if you trust the agent, the model and the task",
         )
-    sandbox = kind(sandbox_id or f"sb-{secrets.token_hex(6)}", spec)
+    sandbox = kind(sandbox_id or new_sandbox_id(), spec)
     await sandbox.open(timeout)
     return sandbox
+
+
+def new_sandbox_id() -> str:
+    return f"sb-{secrets.token_hex(6)}"
 
 
 def find_backend(name: str) -> type[SupervisedSandbox]:

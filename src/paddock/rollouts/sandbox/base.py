@@ -7,15 +7,15 @@ put them there (the process fallback) says where they are, and `localize` rewrit
 from __future__ import annotations
 
 import signal
+import tempfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Mapping, Sequence
-    from pathlib import Path
 
     from paddock.rollouts.limits import SandboxLimits
 
@@ -23,6 +23,14 @@ HOME = PurePosixPath("/home/user")
 WORKDIR = HOME / "workdir"
 LOGS = PurePosixPath("/logs")
 TESTS = PurePosixPath("/tests")
+
+
+def host_folder(sandbox_id: str) -> Path:
+    """Where the sandbox with this id keeps what it needs on the host, if it needs anything there.
+
+    It is known before the sandbox is made, so that a ledger can name it first.
+    """
+    return Path(tempfile.gettempdir()).resolve() / f"paddock-{sandbox_id}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import SandboxError
 from paddock.rollouts.sandbox import seccomp
-from paddock.rollouts.sandbox.base import HOME, TESTS, Mount
+from paddock.rollouts.sandbox.base import HOME, TESTS, Mount, host_folder
 from paddock.rollouts.sandbox.launch import Launched, launch, program_text
 from paddock.rollouts.sandbox.programs import find_bwrap, find_python, libraries_of
 from paddock.rollouts.sandbox.supervised import SupervisedSandbox, sealed, write_tests
@@ -80,9 +79,9 @@ class BwrapSandbox(SupervisedSandbox):
         if folder:
             self._mounts.append(Mount(folder, PurePosixPath(folder)))
         if self.spec.readonly_tests:
-            place = Path(tempfile.mkdtemp(prefix=f"paddock-{self.id}-"))
+            place = host_folder(self.id)
+            place.mkdir(mode=0o755)
             self.host_paths = (place,)
-            place.chmod(0o755)
             write_tests(place / "tests", self.spec.readonly_tests)
             self._mounts.append(Mount(place / "tests", TESTS))
         for mount in self._mounts:

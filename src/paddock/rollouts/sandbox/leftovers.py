@@ -10,21 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paddock.rollouts.processes import process_fields, process_start_time
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 POLITE_SECONDS = 1.0
 FIRM_SECONDS = 5.0
-START_TIME_FIELD = 19
-"""Field 22 of /proc/PID/stat, counted from behind the name."""
-
-
-def process_start_time(pid: int | None) -> int | None:
-    """When the process started, in clock ticks since boot; None if there is none. Tells apart two users of a pid."""
-    if pid is None:
-        return None
-    fields = _fields(pid)
-    return int(fields[START_TIME_FIELD]) if fields and fields[0] != b"Z" else None
 
 
 def end_leftover(host_pid: int | None, started: float | None, paths: Iterable[str | os.PathLike[str]]) -> bool:
@@ -60,7 +52,7 @@ def descendants(pid: int) -> list[int]:
     """All processes below `pid`, as of now."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (fields := _fields(int(name))):
+        if name.isdigit() and (fields := process_fields(int(name))):
             children.setdefault(int(fields[1]), []).append(int(name))
     found = list(children.get(pid, ()))
     for child in found:
@@ -78,11 +70,3 @@ def marked(name: str, value: str) -> list[int]:
                 if mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
                     found.append(int(entry))
     return found
-
-
-def _fields(pid: int) -> list[bytes]:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return []
-    return stat[stat.rindex(b")") + 2 :].split()

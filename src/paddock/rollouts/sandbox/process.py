@@ -13,12 +13,11 @@ import re
 import signal
 import socket
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from paddock.rollouts.sandbox.base import HOME, LOGS, TESTS, Command
+from paddock.rollouts.sandbox.base import HOME, LOGS, TESTS, Command, host_folder
 from paddock.rollouts.sandbox.launch import Launched, launch, program_text
 from paddock.rollouts.sandbox.leftovers import marked
 from paddock.rollouts.sandbox.supervised import SupervisedSandbox, connected, write_tests
@@ -39,7 +38,7 @@ class ProcessSandbox(SupervisedSandbox):
 
     def __init__(self, sandbox_id: str, spec: SandboxSpec) -> None:
         super().__init__(sandbox_id, spec)
-        self._place = Path(tempfile.gettempdir()).resolve() / f"paddock-{sandbox_id}"
+        self._place = host_folder(sandbox_id)
         moved = {str(mount.target): str(mount.source) for mount in spec.mounts}
         moved |= {
             str(HOME): str(self.home),

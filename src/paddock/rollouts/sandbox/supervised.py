@@ -17,11 +17,11 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from paddock.errors import SandboxError
+from paddock.rollouts.processes import process_start_time
 from paddock.rollouts.sandbox import files
 from paddock.rollouts.sandbox.base import HOME, LOGS, Command, Completed, Entry, Sandbox, SandboxSpec
 from paddock.rollouts.sandbox.jobs import SupervisedJob
 from paddock.rollouts.sandbox.launch import Launched, wait_gone
-from paddock.rollouts.sandbox.leftovers import process_start_time
 from paddock.rollouts.sandbox.wire import Control, close_all
 
 if TYPE_CHECKING:

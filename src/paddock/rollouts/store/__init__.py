@@ -8,9 +8,9 @@
 from __future__ import annotations
 
 from paddock.rollouts.store.ledger import SandboxEntry
-from paddock.rollouts.store.owner import Owner, process_start_time
+from paddock.rollouts.store.owner import Owner
 from paddock.rollouts.store.recovery import Recovery
 from paddock.rollouts.store.retention import Pruned
 from paddock.rollouts.store.store import Store
 
-__all__ = ["Owner", "Pruned", "Recovery", "SandboxEntry", "Store", "process_start_time"]
+__all__ = ["Owner", "Pruned", "Recovery", "SandboxEntry", "Store"]

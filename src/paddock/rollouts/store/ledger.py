@@ -6,7 +6,8 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from paddock.rollouts.store.owner import Owner, process_start_time
+from paddock.rollouts.processes import process_start_time
+from paddock.rollouts.store.owner import Owner
 from paddock.rollouts.store.packing import decode, encode, squeeze, unsqueeze
 
 if TYPE_CHECKING:

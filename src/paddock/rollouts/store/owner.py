@@ -12,6 +12,8 @@ from pathlib import Path
 
 import orjson
 
+from paddock.rollouts.processes import process_start_time
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -48,18 +50,6 @@ class Owner:
         if self.start_time is None:
             return not _exists(self.pid)
         return process_start_time(self.pid) != self.start_time
-
-
-def process_start_time(pid: int) -> int | None:
-    """When a process began, in clock ticks since the boot. None if it is gone (or no more than a
-    zombie), or where there is no `/proc`."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    # The name in parentheses may hold spaces and parentheses of its own.
-    state, *rest = text.rpartition(")")[2].split()
-    return None if state in "ZX" else int(rest[18])
 
 
 def _exists(pid: int) -> bool:

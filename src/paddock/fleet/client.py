@@ -1,0 +1,423 @@
+"""The orchestrator's side of an instance: make it, reset it, look into its databases, end it.
+
+An agent's tools are not here (`paddock.fleet.tools`): whoever holds only those cannot reset or end anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from paddock.errors import ConfigError
+from paddock.fleet import leases
+from paddock.fleet.errors import FleetError, InstanceGone, PlaneError
+from paddock.fleet.events import (
+    CloseFailed,
+    HeartbeatFailed,
+    MakeFailed,
+    MakeRetry,
+    ProvisioningCompleted,
+    TaskContext,
+    ambient_context,
+)
+from paddock.fleet.http import send
+from paddock.fleet.models import CallToolAction, Instance, ListToolsAction
+from paddock.fleet.plane import InstanceWish, Plane
+from paddock.fleet.retry import Failure
+from paddock.fleet.settings import plane_address
+from paddock.fleet.sync import LoopThread
+from paddock.fleet.tools import FleetMCPTools
+from paddock.telemetry.bus import Bus
+from paddock.telemetry.bus import bus as process_bus
+from paddock.types import Observation, State, StepResult
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+logger = logging.getLogger(__name__)
+
+CREATE_SECONDS = 900.0
+TTL_MARGIN = 5.0
+"""An instance this close to its end is asked about before it is used."""
+
+
+class InstanceHandle:
+    """One instance that was made for us, and its one end."""
+
+    def __init__(self, plane: Plane, instance: Instance, *, ttl_seconds: float | None, context: TaskContext) -> None:
+        self.plane = plane
+        self.data = instance
+        self.instance_id = instance.instance_id
+        self.context = context
+        self.ttl_seconds = ttl_seconds
+        self.made_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._closing: concurrent.futures.Future[None] | None = None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the instance will live on; None when it was given no time."""
+        if self.ttl_seconds is None:
+            return None
+        return self.ttl_seconds - (time.monotonic() - self.made_at)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closing is not None
+
+    @property
+    def instance(self) -> Self:
+        return self
+
+    async def load(self) -> None:
+        """Nothing to do: databases are opened when they are asked for."""
+
+    async def is_gone(self) -> bool:
+        """Whether the plane says that it has ended. False when the plane cannot be asked."""
+        return await self.plane.is_gone(self.instance_id) is True
+
+    async def close(self, bus: Bus = process_bus) -> None:
+        """End the instance: one DELETE, however often and from wherever this is called.
+
+        Goes on to its end when the caller is cancelled.
+        """
+        with self._lock:
+            first = self._closing is None
+            if first:
+                self._closing = concurrent.futures.Future()
+            closing = self._closing
+        assert closing is not None
+        if first:
+            await asyncio.shield(leases.finish(self._end(closing, bus)))
+        else:
+            await asyncio.shield(asyncio.wrap_future(closing))
+
+    async def _end(self, closing: concurrent.futures.Future[None], bus: Bus) -> None:
+        try:
+            try:
+                await self.plane.delete(self.instance_id)
+            except asyncio.CancelledError:
+                # The loop is ending and will wait for us once more: the instance must not outlive it.
+                await self.plane.delete(self.instance_id)
+                raise
+        except FleetError as error:
+            logger.warning("[%s] instance %s could not be ended: %s", self.context.label, self.instance_id, error)
+            bus.emit(
+                CloseFailed(
+                    context=self.context,
+                    error_type=type(error).__name__,
+                    error_message=str(error),
+                    instance_id=self.instance_id,
+                )
+            )
+        finally:
+            closing.set_result(None)
+
+
+class FleetEnvClient:
+    """Orchestrates one instance over HTTP. Async methods end in `_async`; the others run on a loop thread."""
+
+    def __init__(
+        self,
+        base_url: str,
+        fleet_env_handle: InstanceHandle | None,
+        api_key: str,
+        mcp_urls: Sequence[str],
+        *,
+        request_timeout_s: float = 15.0,
+        default_headers: Mapping[str, str] | None = None,
+        context: TaskContext | None = None,
+        bus: Bus = process_bus,
+    ) -> None:
+        self._base = base_url.rstrip("/")
+        self._fleet_env = fleet_env_handle
+        self._headers = {"Authorization": f"Bearer {api_key}", **(default_headers or {})}
+        self._mcp_urls = tuple(mcp_urls)
+        self._timeout = request_timeout_s
+        self._context = context or ambient_context()
+        self._bus = bus
+        self._thread = LoopThread()
+        self._heart: asyncio.Task[None] | None = None
+
+    # -- making ---------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_fleet(
+        cls,
+        api_key: str,
+        env_key: str,
+        data_key: str | None = None,
+        data_version: str | None = None,
+        image_type: str | None = None,
+        region: str | None = None,
+        ttl_seconds: int | None = 3600,
+        env_variables: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> tuple[FleetEnvClient, FleetMCPTools]:
+        """An instance, waited for. The same as `from_fleet_async`, for code that is not async."""
+        thread = LoopThread()
+        try:
+            orchestrator, tools = thread.call(
+                cls.from_fleet_async, api_key, env_key, data_key, data_version, image_type, region, ttl_seconds,
+                env_variables, **options,
+            )  # fmt: skip
+        except BaseException:
+            thread.close()
+            raise
+        orchestrator._thread = thread
+        return orchestrator, tools
+
+    @classmethod
+    async def from_fleet_async(
+        cls,
+        api_key: str,
+        env_key: str,
+        data_key: str | None = None,
+        data_version: str | None = None,
+        image_type: str | None = None,
+        region: str | None = None,
+        ttl_seconds: int | None = 3600,
+        env_variables: dict[str, Any] | None = None,
+        *,
+        skip_mcp: bool = False,
+        base_url: str | None = None,
+        run_id: str | None = None,
+        heartbeat_interval: int | None = None,
+        create_timeout_s: float = CREATE_SECONDS,
+        on_collision: str = "first",
+        on_partial: str = "report",
+        context: TaskContext | None = None,
+        bus: Bus = process_bus,
+        **options: Any,
+    ) -> tuple[FleetEnvClient, FleetMCPTools]:
+        """Make an instance and hand out its two sides: the orchestrator's and the agent's.
+
+        `base_url` is the control plane's. Other options go to the constructor. Raises ProvisioningFailed.
+        """
+        plane = Plane(plane_address(api_key, base_url))
+        context = context or _context_for(env_key)
+        wish = InstanceWish(
+            env_key=env_key,
+            data_key=data_key,
+            data_version=data_version,
+            image_type=image_type,
+            region=region,
+            ttl_seconds=ttl_seconds,
+            env_variables=env_variables,
+            heartbeat_interval=heartbeat_interval,
+            run_id=run_id or leases.run_id(),
+        )
+        instance, began, queued = await _made(plane, wish, create_timeout_s, context, bus)
+        took = time.monotonic() - began
+        handle = InstanceHandle(plane, instance, ttl_seconds=ttl_seconds, context=context)
+        logger.info("[%s] instance %s is ready after %.1f s", context.label, instance.instance_id, took)
+        bus.emit(
+            ProvisioningCompleted(
+                context=context,
+                provisioning_time_s=round(took, 3),
+                queue_time_s=round(queued, 3),
+                instance_id=instance.instance_id,
+            )
+        )
+        assert instance.urls is not None
+        urls = () if skip_mcp else instance.urls.mcp(image_type)
+        try:
+            orchestrator = cls(
+                instance.urls.manager, handle, plane.address.api_key, urls, context=context, bus=bus, **options
+            )
+            tools = FleetMCPTools(
+                api_key=plane.address.api_key,
+                mcp_urls=urls,
+                on_collision=on_collision,
+                on_partial=on_partial,
+                context=context,
+                bus=bus,
+                handle=handle,
+            )
+        except BaseException:
+            await handle.close(bus)
+            raise
+        orchestrator._keep_alive()
+        return orchestrator, tools
+
+    # -- the episode ----------------------------------------------------------------------------------
+
+    async def reset_async(self, *, timeout: float | None = None) -> StepResult[Observation]:
+        """Put the environment back to its first state."""
+        payload = await self._manager("POST", "/reset", {}, timeout)
+        return _step_result(payload)
+
+    async def step_async(self, action: Any) -> StepResult[Observation]:
+        """For environments with a step of their own. Tools are the agent's side: TypeError."""
+        if isinstance(action, ListToolsAction | CallToolAction):
+            raise TypeError("tools are the agent's side: use FleetMCPTools.list_tools() and call_tool()")
+        return _step_result(await self._manager("POST", "/step", {"action": _plain(action)}))
+
+    async def state_async(self) -> Any:
+        payload = await self._manager("GET", "/state")
+        return State(**payload) if isinstance(payload, dict) else payload
+
+    async def describe_db_async(self, db_name: str = "seed") -> dict[str, Any]:
+        return _object(await self._manager("GET", f"/resources/sqlite/{db_name}/describe"))
+
+    async def query_db_async(
+        self, sql: str, args: list[Any] | None = None, db_name: str = "seed"
+    ) -> dict[str, Any]:
+        """Read from a database of the instance. An SQL error comes back as `success: False`."""
+        body = {"query": sql, "args": args, "read_only": True}
+        return _object(await self._manager("POST", f"/resources/sqlite/{db_name}/query", body))
+
+    async def close_async(self) -> None:
+        """End the instance. Quiet if it has ended already."""
+        heart, self._heart = self._heart, None
+        if heart is not None and not heart.get_loop().is_closed():
+            heart.get_loop().call_soon_threadsafe(heart.cancel)
+        if self._fleet_env is not None:
+            await self._fleet_env.close(self._bus)
+
+    # -- the same, for code that is not async ---------------------------------------------------------
+
+    def reset(self) -> StepResult[Observation]:
+        return self._thread.call(self.reset_async)
+
+    def step(self, action: Any) -> StepResult[Observation]:
+        return self._thread.call(self.step_async, action)
+
+    def state(self) -> Any:
+        return self._thread.call(self.state_async)
+
+    def describe_db(self, db_name: str = "seed") -> dict[str, Any]:
+        return self._thread.call(self.describe_db_async, db_name)
+
+    def query_db(self, sql: str, args: list[Any] | None = None, db_name: str = "seed") -> dict[str, Any]:
+        return self._thread.call(self.query_db_async, sql, args, db_name)
+
+    def close(self) -> None:
+        """End the instance and the loop thread."""
+        try:
+            self._thread.call(self.close_async)
+        finally:
+            self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close_async()
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    async def _manager(self, method: str, path: str, document: Any = None, timeout: float | None = None) -> Any:
+        self._keep_alive()
+        headers = dict(self._headers)
+        if self._fleet_env is not None:
+            token = await self._fleet_env.plane.runner_token()
+            if token is not None:
+                headers["X-Runner-Token"] = token
+        seconds = self._timeout if timeout is None else timeout
+        reply = await send(method, f"{self._base}{path}", timeout=seconds, document=document, headers=headers)
+        return reply.json()
+
+    def _keep_alive(self) -> None:
+        """Send heartbeats where the plane wants them, from whichever loop is in use."""
+        interval = self._fleet_env.data.heartbeat_interval if self._fleet_env is not None else None
+        if interval is None or self._fleet_env is None or self._fleet_env.is_closed:
+            return
+        if self._heart is None or self._heart.done() or self._heart.get_loop().is_closed():
+            self._heart = asyncio.ensure_future(self._beat(self._fleet_env, interval / 3))
+
+    async def _beat(self, handle: InstanceHandle, pause: float) -> None:
+        while not handle.is_closed:
+            try:
+                await handle.plane.heartbeat(handle.instance_id, seconds=max(pause, 1.0))
+            except FleetError as error:
+                self._bus.emit(
+                    HeartbeatFailed(
+                        context=self._context,
+                        error_type=type(error).__name__,
+                        error_message=str(error),
+                        instance_id=handle.instance_id,
+                    )
+                )
+                if isinstance(error, PlaneError) and error.ran is False and not error.transient:
+                    return
+            await asyncio.sleep(pause)
+
+
+async def _made(
+    plane: Plane, wish: InstanceWish, seconds: float, context: TaskContext, bus: Bus
+) -> tuple[Instance, float, float]:
+    async def told(failure: Failure) -> None:
+        logger.warning(
+            "[%s] create failed (try %d), again in %.1f s: %s", context.label, failure.attempt, failure.pause,
+            failure.error,
+        )  # fmt: skip
+        bus.emit(
+            MakeRetry(
+                context=context,
+                error_type=type(failure.error).__name__,
+                error_message=str(failure.error),
+                attempt=failure.attempt,
+                retry_delay_s=failure.pause,
+            )
+        )
+
+    began = time.monotonic()
+    try:
+        instance, queued = await plane.create(wish, seconds=seconds, told=told)
+    except FleetError as error:
+        bus.emit(
+            MakeFailed(
+                context=context,
+                error_type=type(error.__cause__ or error).__name__,
+                error_message=str(error),
+                attempt=int(error.data.get("attempts", 1)),
+            )
+        )
+        raise
+    return instance, began, queued
+
+
+def _context_for(env_key: str) -> TaskContext:
+    known = ambient_context()
+    if known.env_key is not None:
+        return known
+    key, _, version = env_key.partition(":")
+    return TaskContext(env_key=key, env_version=version or None)
+
+
+def _step_result(payload: Any) -> StepResult[Observation]:
+    answer = payload if isinstance(payload, dict) else {"observation": payload}
+    seen = answer.get("observation", {})
+    metadata = seen if isinstance(seen, dict) else {"content": seen}
+    reward, done = answer.get("reward"), bool(answer.get("done", False))
+    observation = Observation(metadata=metadata, reward=reward, done=done)
+    return StepResult(observation=observation, reward=reward, done=done)
+
+
+def _plain(action: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(action) and not isinstance(action, type):
+        return dataclasses.asdict(action)
+    if isinstance(action, dict):
+        return action
+    if hasattr(action, "model_dump"):
+        return dict(action.model_dump())
+    raise TypeError(f"an action is a dataclass or a dict, not {type(action).__name__}")
+
+
+def _object(payload: Any) -> dict[str, Any]:
+    if not isinstance(payload, dict):
+        raise FleetError("the instance answered with something that is not an object")
+    return payload

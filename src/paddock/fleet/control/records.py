@@ -1,0 +1,278 @@
+"""The instances as the database knows them: one row each, from the request to long after the end.
+
+Plain functions on a connection; every change of status is here. Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from paddock.errors import PaddockError
+from paddock.fleet.control.database import now_text, text_of
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from paddock.fleet.control.settings import PlaneSettings
+
+ALIVE = ("pending", "running")
+STATUSES = (*ALIVE, "stopped", "error")
+_ALIVE = "status IN ('pending', 'running')"
+
+
+class LimitReached(PaddockError):
+    """As many instances live as may. `data` has both numbers."""
+
+    code = "INSTANCE_LIMIT"
+
+
+class DuplicateRequest(PaddockError):
+    """A request with this id has made an instance already: `data["instance_id"]`."""
+
+    code = "DUPLICATE_REQUEST"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What somebody asks an instance to be, checked."""
+
+    instance_id: str
+    env_key: str
+    version: str
+    region: str
+    ttl_seconds: int
+    max_wait_seconds: float
+    request_id: str | None = None
+    data_key: str | None = None
+    data_version: str | None = None
+    env_variables: dict[str, Any] | None = None
+    image_type: str | None = None
+    run_id: str | None = None
+    heartbeat_interval: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    instance_id: str
+    request_id: str | None
+    env_key: str
+    version: str
+    status: str
+    reason: str | None
+    port: int | None
+    pid: int | None
+    started_ticks: int | None
+    region: str
+    env_variables: str | None
+    data_key: str | None
+    data_version: str | None
+    image_type: str | None
+    run_id: str | None
+    created_at: str
+    updated_at: str
+    running_at: str | None
+    terminated_at: str | None
+    expires_at: float
+    heartbeat_interval: int | None
+    heartbeat_region: str | None
+    last_heartbeat: float | None
+    stop_request_id: str | None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.status in ALIVE
+
+
+_COLUMNS = ", ".join(field.name for field in fields(Instance))
+
+
+def insert(connection: sqlite3.Connection, order: Order, limit: int) -> Instance:
+    """A new pending instance. Raises DuplicateRequest before anything else, then LimitReached."""
+    if order.request_id is not None:
+        known = connection.execute(
+            "SELECT instance_id FROM instances WHERE request_id = ?", (order.request_id,)
+        ).fetchone()
+        if known is not None:
+            raise DuplicateRequest("this request has made an instance already", instance_id=known["instance_id"])
+    alive = count_alive(connection)
+    if alive >= limit:
+        raise LimitReached(f"{alive} of {limit} instances live", running_instances=alive, instance_limit=limit)
+    now = time.time()
+    connection.execute(
+        "INSERT INTO instances (instance_id, request_id, env_key, version, status, region, env_variables, data_key,"
+        " data_version, image_type, run_id, created_at, updated_at, expires_at, heartbeat_interval)"
+        " VALUES (?, ?, ?, ?, 'pending', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            order.instance_id,
+            order.request_id,
+            order.env_key,
+            order.version,
+            order.region,
+            None if order.env_variables is None else orjson.dumps(order.env_variables).decode(),
+            order.data_key,
+            order.data_version,
+            order.image_type,
+            order.run_id,
+            text_of(now),
+            text_of(now),
+            now + order.ttl_seconds,
+            order.heartbeat_interval,
+        ),
+    )
+    return needed(connection, order.instance_id)
+
+
+def find(connection: sqlite3.Connection, instance_id: str) -> Instance | None:
+    row = connection.execute(f"SELECT {_COLUMNS} FROM instances WHERE instance_id = ?", (instance_id,)).fetchone()
+    return None if row is None else Instance(**dict(row))
+
+
+def needed(connection: sqlite3.Connection, instance_id: str) -> Instance:
+    found = find(connection, instance_id)
+    if found is None:
+        raise LookupError(instance_id)
+    return found
+
+
+def select(
+    connection: sqlite3.Connection,
+    *,
+    status: str | None = None,
+    region: str | None = None,
+    run_id: str | None = None,
+    alive: bool = False,
+) -> list[Instance]:
+    """The instances that match, the youngest first."""
+    asked = {"status": status, "region": region, "run_id": run_id}
+    wanted = {name: value for name, value in asked.items() if value is not None}
+    conditions = [f"{name} = :{name}" for name in wanted] + ([_ALIVE] if alive else [])
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM instances {where} ORDER BY rowid DESC", wanted)
+    return [Instance(**dict(row)) for row in rows]
+
+
+def count_alive(connection: sqlite3.Connection) -> int:
+    return int(connection.execute(f"SELECT count(*) FROM instances WHERE {_ALIVE}").fetchone()[0])
+
+
+def mark_process(connection: sqlite3.Connection, instance_id: str, pid: int, started_ticks: int | None) -> None:
+    """Which process is, or becomes, the instance."""
+    connection.execute(
+        "UPDATE instances SET pid = ?, started_ticks = ? WHERE instance_id = ?", (pid, started_ticks, instance_id)
+    )
+
+
+def mark_running(connection: sqlite3.Connection, instance_id: str, port: int) -> Instance | None:
+    """The instance, running now; None if it was ended meanwhile."""
+    now = time.time()
+    changed = connection.execute(
+        "UPDATE instances SET status = 'running', port = ?, running_at = ?, updated_at = ?,"
+        " last_heartbeat = CASE WHEN heartbeat_interval IS NULL THEN NULL ELSE ? END"
+        " WHERE instance_id = ? AND status = 'pending'",
+        (port, text_of(now), text_of(now), now, instance_id),
+    ).rowcount
+    return needed(connection, instance_id) if changed else None
+
+
+def mark_ended(
+    connection: sqlite3.Connection, instance_id: str, status: str, reason: str, stop_request_id: str | None = None
+) -> bool:
+    """Whether this call ended the instance: an instance ends once."""
+    now = now_text()
+    return bool(
+        connection.execute(
+            "UPDATE instances SET status = ?, reason = ?, port = NULL, terminated_at = ?, updated_at = ?,"
+            f" stop_request_id = ? WHERE instance_id = ? AND {_ALIVE}",
+            (status, reason, now, now, stop_request_id, instance_id),
+        ).rowcount
+    )
+
+
+def mark_heartbeat(connection: sqlite3.Connection, instance_id: str, region: str | None) -> Instance | None:
+    """The instance after a sign of life from its user; None if it does not run."""
+    now = time.time()
+    changed = connection.execute(
+        "UPDATE instances SET last_heartbeat = CASE WHEN heartbeat_interval IS NULL THEN NULL ELSE ? END,"
+        " heartbeat_region = coalesce(?, heartbeat_region), updated_at = ? WHERE instance_id = ? AND status = 'running'",
+        (now, region, text_of(now), instance_id),
+    ).rowcount
+    return needed(connection, instance_id) if changed else None
+
+
+def end_left_over(connection: sqlite3.Connection, reason: str) -> list[Instance]:
+    """End what a plane that is gone has left, and tell what that was."""
+    left = select(connection, alive=True)
+    for instance in left:
+        mark_ended(connection, instance.instance_id, "stopped", reason)
+    return left
+
+
+def count_runs(connection: sqlite3.Connection, active: str, profile_id: str) -> list[dict[str, Any]]:
+    """Runs with their instances, the latest first. `active` is 'active', 'inactive' or 'all'."""
+    having = {"active": "HAVING running_count > 0", "inactive": "HAVING running_count = 0", "all": ""}[active]
+    rows = connection.execute(
+        f"SELECT run_id, sum({_ALIVE}) AS running_count, count(*) AS total_count, min(created_at) AS first_created_at,"
+        f" max(created_at) AS last_created_at FROM instances WHERE run_id IS NOT NULL GROUP BY run_id {having}"
+        " ORDER BY last_created_at DESC, run_id"
+    )
+    return [{**dict(row), "profile_id": profile_id} for row in rows]
+
+
+def count_statuses(connection: sqlite3.Connection) -> dict[str, int]:
+    rows = connection.execute("SELECT status, count(*) AS number FROM instances GROUP BY status")
+    found = {row["status"]: row["number"] for row in rows}
+    return {status: found.get(status, 0) for status in STATUSES}
+
+
+def on_the_wire(instance: Instance, settings: PlaneSettings) -> dict[str, Any]:
+    """An instance as clients know it. Only a running one has addresses: a port is used again."""
+    return {
+        "instance_id": instance.instance_id,
+        "env_key": instance.env_key,
+        "version": instance.version,
+        "status": instance.status,
+        "reason": instance.reason,
+        "subdomain": instance.instance_id,
+        "created_at": instance.created_at,
+        "updated_at": instance.updated_at,
+        "terminated_at": instance.terminated_at,
+        "expires_at": text_of(instance.expires_at),
+        "team_id": settings.team_id,
+        "region": instance.region,
+        "env_variables": None if instance.env_variables is None else orjson.loads(instance.env_variables),
+        "data_key": instance.data_key,
+        "data_version": instance.data_version,
+        "image_type": instance.image_type,
+        "urls": None if instance.port is None else _urls(instance, settings),
+        "health": instance.status == "running",
+        "run_id": instance.run_id,
+        "profile_id": settings.profile_id,
+        "heartbeat_interval": instance.heartbeat_interval,
+        "heartbeat_region": instance.heartbeat_region,
+    }
+
+
+def _urls(instance: Instance, settings: PlaneSettings) -> dict[str, Any]:
+    root = f"http://{settings.instance_host}:{instance.port}/"
+    # The manager's address names the app: clients that switch apps replace that part of it.
+    manager = f"{root}{instance.env_key}/api/v1/env"
+    return {
+        "root": root,
+        "app": [root],
+        "api": f"{root}raw",
+        "health": f"{manager}/health",
+        "api_docs": f"{root}docs",
+        "manager": {
+            "api": manager,
+            "docs": f"{manager}/docs",
+            "reset": f"{manager}/reset",
+            "diff": f"{manager}/diff",
+            "snapshot": f"{manager}/snapshot",
+            "execute_verifier_function": f"{manager}/execute_verifier_function",
+            "execute_verifier_function_with_upload": f"{manager}/execute_verifier_function_with_upload",
+        },
+    }

@@ -1,0 +1,136 @@
+"""What can go wrong between us and a fleet, told apart by type, status and structured body, never by message text.
+
+FleetError
+├── Unreachable            no connection was made: the request did not run
+├── AnswerLost             the connection broke after the request left: it may have run
+├── FleetTimeout           no answer in time: it may have run
+├── PlaneError             an HTTP answer that is an error
+│   └── InstanceLimit
+├── ProtocolError          an answer that cannot be understood
+│   └── RpcFailure         a JSON-RPC error
+├── InstanceGone           the instance ended: nothing can be retried
+├── ProvisioningFailed     no instance could be made
+├── ToolsUnavailable       no endpoint offered a tool that is wanted
+├── UnknownTool
+├── ToolCallFailed
+│   └── OutcomeUnknown     the call may have run; repeating it is not safe
+├── VerifierInvalid        the verifier has no clear entry point
+└── EpisodeState           a step without an episode
+
+Every one says three things that decide on a retry: `ran` (False: provably not; None: unknown), `transient` (the
+same request may well succeed later) and `retry_after` (seconds the server asked for).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddock.errors import PaddockError
+
+
+class FleetError(PaddockError):
+    code = "FLEET_ERROR"
+    http_status = 502
+
+    ran: bool | None = False
+    transient: bool = False
+    retry_after: float | None = None
+
+
+class Unreachable(FleetError, ConnectionError):
+    code = "FLEET_UNREACHABLE"
+    transient = True
+
+
+class AnswerLost(FleetError, ConnectionError):
+    code = "FLEET_ANSWER_LOST"
+    ran = None
+    transient = True
+
+
+class FleetTimeout(FleetError, TimeoutError):
+    code = "FLEET_TIMEOUT"
+    ran = None
+    transient = True
+
+
+class PlaneError(FleetError):
+    """The server answered with an error status."""
+
+    code = "FLEET_PLANE_ERROR"
+
+    def __init__(
+        self, message: str, /, *, status: int, detail: Any = None, retry_after: float | None = None, **data: Any
+    ) -> None:
+        super().__init__(message, status=status, **data)
+        self.status = status
+        self.detail = detail
+        self.retry_after = retry_after
+        # An error status below 500 refuses the request; above, the work may have been done before it failed.
+        self.ran = False if status < 500 else None
+        stated = detail.get("retryable") if isinstance(detail, dict) else None
+        self.transient = stated if isinstance(stated, bool) else status in TRANSIENT_STATUSES
+
+
+TRANSIENT_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524))
+
+
+class InstanceLimit(PlaneError):
+    """The team runs as many instances as it may."""
+
+    code = "FLEET_INSTANCE_LIMIT"
+
+
+class ProtocolError(FleetError, ValueError):
+    code = "FLEET_PROTOCOL_ERROR"
+    ran = None
+
+
+class RpcFailure(ProtocolError):
+    """The server answered a JSON-RPC request with an error."""
+
+    code = "FLEET_RPC_FAILURE"
+
+    def __init__(self, message: str, number: int, details: Any = None) -> None:
+        super().__init__(message, rpc_code=number)
+        self.number = number
+        self.details = details
+        if number in REFUSALS:
+            self.ran = False
+
+
+REFUSALS = frozenset((-32700, -32600, -32601, -32602))
+"""Codes for a request that was not carried out."""
+
+
+class InstanceGone(FleetError, ConnectionError):
+    code = "FLEET_INSTANCE_GONE"
+
+
+class ProvisioningFailed(FleetError, RuntimeError):
+    code = "FLEET_PROVISIONING_FAILED"
+
+
+class ToolsUnavailable(FleetError, RuntimeError):
+    code = "FLEET_TOOLS_UNAVAILABLE"
+
+
+class UnknownTool(FleetError, ValueError, LookupError):
+    code = "FLEET_UNKNOWN_TOOL"
+
+
+class ToolCallFailed(FleetError, RuntimeError):
+    code = "FLEET_TOOL_CALL_FAILED"
+
+
+class OutcomeUnknown(ToolCallFailed):
+    code = "FLEET_OUTCOME_UNKNOWN"
+    ran = None
+
+
+class VerifierInvalid(FleetError, ValueError):
+    code = "FLEET_VERIFIER_INVALID"
+
+
+class EpisodeState(FleetError, RuntimeError):
+    code = "FLEET_EPISODE_STATE"

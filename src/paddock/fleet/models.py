@@ -1,0 +1,83 @@
+"""The data of the control plane and of the agent side, read once at the edge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from paddock.fleet.errors import ProtocolError
+from paddock.fleet.schemas import convert_tool_format as convert_tool_format
+
+Status = Literal["pending", "running", "stopped", "error"]
+ENDED = frozenset(("stopped", "error"))
+
+
+@dataclass(slots=True)
+class ListToolsAction:
+    """The tools an agent may use, in OpenAI form."""
+
+    tools: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CallToolAction:
+    """One tool call of an agent."""
+
+    tool_name: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Urls:
+    root: str
+    """Ends in `/`."""
+    manager: str
+    """Does not end in `/`."""
+
+    def mcp(self, image_type: str | None) -> tuple[str, ...]:
+        """The endpoints that may offer tools: the aggregator, and for a standard image the application's own."""
+        aggregator = f"{self.root}api/v1/mcp"
+        return (aggregator,) if image_type == "mcp" else (f"{self.root}mcp", aggregator)
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """An environment that the control plane hosts."""
+
+    instance_id: str
+    env_key: str
+    version: str
+    status: str
+    urls: Urls | None = None
+    run_id: str | None = None
+    heartbeat_interval: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in ENDED
+
+
+def read_instance(document: Any) -> Instance:
+    """Raises ProtocolError when it is not an instance."""
+    if not isinstance(document, dict) or not isinstance(document.get("instance_id"), str):
+        raise ProtocolError("the control plane answered with something that is not an instance")
+    interval = document.get("heartbeat_interval")
+    return Instance(
+        instance_id=document["instance_id"],
+        env_key=str(document.get("env_key", "")),
+        version=str(document.get("version", "")),
+        status=str(document.get("status", "")),
+        urls=_read_urls(document.get("urls")),
+        run_id=document.get("run_id"),
+        heartbeat_interval=float(interval) if isinstance(interval, int | float) and interval > 0 else None,
+    )
+
+
+def _read_urls(document: Any) -> Urls | None:
+    manager = document.get("manager") if isinstance(document, dict) else None
+    if not isinstance(manager, dict):
+        return None
+    root, api = document.get("root"), manager.get("api")
+    if not isinstance(root, str) or not isinstance(api, str):
+        return None
+    return Urls(root if root.endswith("/") else f"{root}/", api.rstrip("/"))

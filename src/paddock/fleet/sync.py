@@ -1,0 +1,76 @@
+"""A thread with an event loop, for methods that are not async: one per client, started when first needed.
+
+Safe inside and outside a running loop and from several threads. The thread ends with `close`, or with its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    def __init__(self, name: str = "paddock-fleet") -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._running: _Running | None = None
+
+    def call(self, function: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
+        """Run an async function on the thread's loop and wait for its result."""
+        with self._lock:
+            if self._running is None:
+                self._running = _Running(self._name)
+                weakref.finalize(self, self._running.stop)
+            running = self._running
+
+        async def work() -> T:
+            return await function(*arguments, **named)
+
+        future = running.submit(work())
+        try:
+            return future.result()
+        except BaseException:
+            # The caller was interrupted: what it waited for has no owner any more.
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """End the thread. A later call starts another."""
+        with self._lock:
+            running, self._running = self._running, None
+        if running is not None:
+            running.stop()
+
+
+class _Running:
+    def __init__(self, name: str) -> None:
+        started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=_run, args=(started,), name=name, daemon=True)
+        self._thread.start()
+        self._loop = started.result()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stop(self) -> None:
+        if not self._ended.is_set():
+            self._ended.set()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+
+def _run(started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        loop.call_soon(started.set_result, loop)
+        loop.run_forever()

@@ -1,0 +1,128 @@
+"""Drivers by name, the command driver, and what OpenCode is told."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paddock.errors import AgentError, ConfigError
+from paddock.rollouts.agents import AGENTS, load_agent
+from paddock.rollouts.agents.base import Assignment
+from paddock.rollouts.agents.command import CommandAgent
+from paddock.rollouts.agents.opencode import OpenCode, configuration, environment, own_program
+from paddock.rollouts.outcome import Outcome
+from paddock.rollouts.store import Store
+from paddock.rollouts.trace import Role
+from rollouts.played import needs_bwrap, rolled
+
+ASSIGNMENT = Assignment("Do it.", "http://127.0.0.1:7000/v1", "paddock-key", max_tokens=77, context_tokens=999)
+
+
+class Place:
+    """As much of a sandbox as a driver asks for its environment."""
+
+    from pathlib import PurePosixPath
+
+    home = PurePosixPath("/home/user")
+
+
+def test_agents_are_chosen_by_name() -> None:
+    assert isinstance(load_agent("opencode"), OpenCode)
+    assert load_agent("opencode", driver="serve").describe()["driver"] == "serve"
+    command = load_agent("command:python3 -c 'print(1)'")
+    assert command.describe() == {"agent": "command", "command": ["python3", "-c", "print(1)"]}
+    assert set(AGENTS) >= {"opencode", "command"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "driver", "words"),
+    [
+        ("opencoed", None, "did you mean 'opencode'"),
+        ("nothing", None, "agents: "),
+        ("opencode:fast", None, "--agent opencode"),
+        ("opencode", "walk", "run or serve"),
+        ("command:", None, "command:./agent.py"),
+        ("command:ls", "serve", "run"),
+    ],
+)
+def test_a_name_that_does_not_fit_is_refused_with_a_way_out(spec: str, driver: str | None, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_agent(spec, driver=driver)
+    assert words in (caught.value.hint or "")
+
+
+def test_a_quote_that_is_not_closed_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        load_agent("command:python3 'oops")
+
+
+def test_a_program_of_the_host_must_be_executable(tmp_path: Path) -> None:
+    script = tmp_path / "agent.sh"
+    script.write_text("#!/bin/sh\n")
+    with pytest.raises(ConfigError, match="cannot be executed"):
+        CommandAgent(str(script))
+
+
+@needs_bwrap
+def test_a_program_of_the_host_comes_along_with_its_folder_and_cannot_be_changed(tmp_path: Path) -> None:
+    folder = tmp_path / "agents"
+    folder.mkdir()
+    (folder / "helper.txt").write_text("42")
+    script = folder / "agent.sh"
+    script.write_text(
+        '#!/bin/bash\ncp "$(dirname "$0")/helper.txt" answer.txt; echo "$0 $1"; echo x > "$(dirname "$0")/helper.txt"\n'
+    )
+    script.chmod(0o755)
+    with Store.open(tmp_path / "store") as store:
+        record = rolled(store, CommandAgent(f"{script} 'two words'"))
+    assert (record.outcome, record.reward) == (Outcome.OK, 1.0)
+    assert "/opt/agent/agent.sh two words" in record.agent_log
+    assert (folder / "helper.txt").read_text() == "42"
+
+
+def test_opencode_reaches_nothing_but_the_model() -> None:
+    told = configuration(ASSIGNMENT)
+    (provider,) = told["provider"].values()
+    assert provider["options"]["baseURL"] == ASSIGNMENT.base_url
+    assert provider["options"]["apiKey"] == ASSIGNMENT.api_key
+    assert provider["models"]["policy"]["limit"] == {"context": 999, "output": 77}
+    assert told["permission"]["webfetch"] == "deny"
+    assert "ask" not in json.dumps(told["permission"])
+    assert (told["share"], told["autoupdate"]) == ("disabled", False)
+
+
+def test_a_file_in_the_work_folder_cannot_redirect_opencode() -> None:
+    env = environment(ASSIGNMENT, Place())  # type: ignore[arg-type]
+    assert env["OPENCODE_DISABLE_PROJECT_CONFIG"] == "1"
+    assert json.loads(env["OPENCODE_CONFIG_CONTENT"]) == configuration(ASSIGNMENT)
+    assert env["HOME"] == "/home/user"
+
+
+@pytest.mark.parametrize(
+    ("body", "role"),
+    [
+        ({"tools": [{}], "messages": [{"role": "system", "content": "You are a title generator"}]}, None),
+        ({"messages": [{"role": "system", "content": "You are a title generator. …"}]}, Role.TITLE),
+        ({"messages": [{"role": "system", "content": "Sum it up."}]}, Role.COMPACTION),
+        ({"messages": []}, Role.COMPACTION),
+        ({"messages": ["nonsense"]}, Role.COMPACTION),
+        ({}, Role.COMPACTION),
+    ],
+)
+def test_opencodes_side_calls_are_known(body: dict[str, object], role: Role | None) -> None:
+    assert OpenCode().classify(body, {}) is role
+
+
+def test_an_own_program_must_be_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PADDOCK_OPENCODE", str(tmp_path / "elsewhere"))
+    with pytest.raises(AgentError):
+        own_program()
+    program = tmp_path / "opencode"
+    program.write_text("#!/bin/sh\n")
+    monkeypatch.setenv("PADDOCK_OPENCODE", str(program))
+    with pytest.raises(AgentError):
+        own_program()
+    program.chmod(0o755)
+    assert own_program() == program
+    monkeypatch.delenv("PADDOCK_OPENCODE")
+    assert own_program() is None
