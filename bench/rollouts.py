@@ -1,4 +1,6 @@
-"""What a rollout costs beside its agent, and whether a kill loses one: `python -m bench.rollouts [overhead|parallel|crash]`.
+"""What a rollout costs beside its agent, and whether a kill loses one.
+
+    python -m bench.rollouts [overhead|parallel|crash]
 
 overhead  One rollout of real OpenCode at a time: its wall time without the time of the agent.
 parallel  Sixteen at once: our processor time (Paddock with the scripted model in it, bubblewrap, supervisors)
@@ -68,7 +70,8 @@ messages = [{"role": "user", "content": sys.stdin.read()}]
 for command in ("echo 42 > answer.txt; sleep 0.5", "true"):
     connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
     body = json.dumps({"model": "policy", "messages": messages, "stream": True})
-    connection.request("POST", place.path + "/chat/completions", body, {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})
+    key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    connection.request("POST", place.path + "/chat/completions", body, key)
     connection.getresponse().read()
     messages.append({"role": "assistant", "content": "Next."})
     subprocess.run(["/bin/sh", "-c", command])

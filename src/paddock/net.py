@@ -30,10 +30,13 @@ class HttpConnection:
         *,
         unix: str | None = None,
         connect: Callable[[], Awaitable[Streams]] | None = None,
+        largest: int | None = None,
     ) -> None:
+        """`largest` is how many bytes of a body are taken; more raise OSError."""
         self._parts = urlsplit(url)
         self._unix = unix
         self._open = connect
+        self._largest = largest
         self._headers = headers or {}
         self._streams: Streams | None = None
         self._protocol = h11.Connection(h11.CLIENT)
@@ -83,7 +86,7 @@ class HttpConnection:
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, dict[str, str], bytes]:
         reader = await self._send(method, path, body, headers)
-        status, received, parts = 0, {}, []
+        status, received, parts, size = 0, {}, [], 0
         while True:
             answer = self._protocol.next_event()
             if answer is h11.NEED_DATA:
@@ -93,6 +96,9 @@ class HttpConnection:
                 received = {name.decode(): value.decode("latin-1") for name, value in answer.headers}
             elif isinstance(answer, h11.Data):
                 parts.append(bytes(answer.data))
+                size += len(answer.data)
+                if self._largest is not None and size > self._largest:
+                    raise ConnectionError(f"{path} answered with more than {self._largest} bytes")
             elif isinstance(answer, h11.EndOfMessage):
                 break
             elif isinstance(answer, h11.ConnectionClosed):

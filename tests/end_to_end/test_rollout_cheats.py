@@ -1,19 +1,16 @@
 """Agents that try to be paid for nothing, to get out, or to do harm. None of them gains anything."""
 
-import asyncio
 import json
 import os
 import shlex
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paddock.rollouts.agents.command import CommandAgent
 from paddock.rollouts.limits import MEBIBYTE, SandboxLimits, Timeouts
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.record import RolloutRecord
@@ -31,7 +28,6 @@ from rollouts.played import (
     shell,
     speaker,
     spoken,
-    wait_until,
 )
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(90, func_only=True), needs_bwrap]
@@ -57,20 +53,35 @@ def gains_nothing(record: RolloutRecord) -> None:
 # -- the reward, from the agent's sandbox -------------------------------------------------------------
 
 SELF_PAID = {
-    "writes the reward": f"mkdir -p /logs/verifier ~/logs/verifier; echo 1 > {REWARD}; echo 1 > ~/logs/verifier/reward.txt",
+    "writes the reward": """
+        mkdir -p /logs/verifier ~/logs/verifier
+        echo 1 > /logs/verifier/reward.txt; echo 1 > ~/logs/verifier/reward.txt""",
     "writes reward.json": """mkdir -p /logs/verifier; echo '{"reward": 1}' > /logs/verifier/reward.json""",
-    "puts a reward in the work folder": "echo 1 > reward.txt; mkdir -p logs/verifier; echo 1 > logs/verifier/reward.txt",
-    "plants its own tests": "mkdir -p tests ~/tests; printf 'echo 1 > /logs/verifier/reward.txt' | tee tests/test.sh ~/tests/test.sh test.sh",
-    "makes the logs a link": "rm -rf ~/logs; ln -s ~/workdir ~/logs; mkdir -p ~/workdir/verifier; echo 1 > ~/workdir/verifier/reward.txt",
-    "makes the reward a link": f"echo 1 > one; ln -sf ~/workdir/one {REWARD}",
-    "leaves a daemon": f"setsid nohup bash -c 'while :; do echo 1 > {REWARD}; sleep 0.01; done' > /dev/null 2>&1 &",
-    "forks twice": f"( ( while :; do echo 1 > {REWARD}; sleep 0.01; done ) & ) & sleep 0.05",
-    "shadows python3 in its home": "mkdir -p ~/bin ~/.local/bin; for d in ~/bin ~/.local/bin; do for p in python3 bash cat sh; do "
-    f"printf '#!/bin/sh\\necho 1 > {REWARD}\\n' > $d/$p; chmod +x $d/$p; done; done",
-    "writes start-up files": "for f in ~/.bashrc ~/.profile ~/.bash_profile ~/.bash_env .bashrc .profile; do "
-    f"echo 'echo 1 > {REWARD}; trap \"echo 1 > {REWARD}\" EXIT' > $f; done",
+    "puts a reward in the work folder": """
+        echo 1 > reward.txt; mkdir -p logs/verifier; echo 1 > logs/verifier/reward.txt""",
+    "plants its own tests": """
+        mkdir -p tests ~/tests
+        printf 'echo 1 > /logs/verifier/reward.txt' | tee tests/test.sh ~/tests/test.sh test.sh""",
+    "makes the logs a link": """
+        rm -rf ~/logs; ln -s ~/workdir ~/logs; mkdir -p ~/workdir/verifier; echo 1 > ~/workdir/verifier/reward.txt""",
+    "makes the reward a link": "echo 1 > one; ln -sf ~/workdir/one /logs/verifier/reward.txt",
+    "leaves a daemon": """
+        setsid nohup bash -c 'while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.01; done' > /dev/null 2>&1 &""",
+    "forks twice": """
+        ( ( while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.01; done ) & ) & sleep 0.05""",
+    "shadows programs in its home": """
+        mkdir -p ~/bin ~/.local/bin
+        for d in ~/bin ~/.local/bin .; do for p in python3 bash cat sh mkdir; do
+            printf '#!/bin/sh\\necho 1 > /logs/verifier/reward.txt\\n' > $d/$p; chmod +x $d/$p
+        done; done""",
+    "writes start-up files": """
+        for f in ~/.bashrc ~/.profile ~/.bash_profile ~/.bash_env .bashrc .profile .bash_env; do
+            echo 'trap "echo 1 > /logs/verifier/reward.txt" EXIT' > $f
+        done""",
     "sets modes that are not its own": "echo 42 > x; cp /bin/bash ./suid; chmod 6777 suid x; ln suid hard",
-    "links to the verdict": f"ln -s {REWARD} answer.txt; ln -s /logs/verifier out; ln -s /etc/passwd users; ln -s /proc/self/environ e",
+    "links to the verdict": """
+        ln -s /logs/verifier/reward.txt answer.txt; ln -s /logs/verifier out
+        ln -s /etc/passwd users; ln -s /proc/self/environ e""",
 }
 
 
@@ -92,7 +103,7 @@ def test_programs_of_the_work_folder_do_not_replace_those_of_the_verifier(store:
         "pyvenv.cfg": "home = /home/user/workdir",
     }
     write = "".join(f"open({name!r}, 'w').write({text!r})\n" for name, text in files.items())
-    home = "import shutil\nfor f in %r:\n    shutil.copy(f, os.path.expanduser('~/' + f))\n" % list(files)
+    home = f"import shutil\nfor f in {list(files)}:\n    shutil.copy(f, os.path.expanduser('~/' + f))\n"
     test = "exec python3 /tests/check.py"
     check = f"import json, os\nopen('{REWARD}', 'w').write(str(float(os.path.exists('answer.txt'))))"
     task = a_task(test, tests={"check.py": check.encode()})
@@ -102,6 +113,7 @@ def test_programs_of_the_work_folder_do_not_replace_those_of_the_verifier(store:
 
 # -- the reward, from the program that the tests run --------------------------------------------------
 
+# One that trusts more than it should, as many do. What is still running when it ends, ends with it.
 RUNS_IT = f"mkdir -p /logs/verifier; python3 prog.py; [ -f answer.txt ] && echo 1 > {REWARD} || echo 0 > {REWARD}"
 PAY = f"open('{REWARD}', 'w').write('1.0')"
 FROM_THE_TESTS = {
@@ -110,14 +122,44 @@ FROM_THE_TESTS = {
     "asks the tests to end": f"import os\n{PAY}\nos.kill(os.getppid(), 15)",
     "kills everybody": f"import os\n{PAY}\nos.kill(-1, 9)",
     "stops the tests": f"import os\n{PAY}\nos.kill(os.getppid(), 19)",
-    "waits with the output open": f"import os, time\nif os.fork() == 0:\n  os.setsid()\n  while 1:\n    {PAY}; time.sleep(0.01)",
-    "waits without the output": "import os, time\nif os.fork() == 0:\n  os.setsid()\n  for n in (0, 1, 2): os.close(n)\n"
-    f"  while 1:\n    {PAY}; time.sleep(0.001)",
-    "makes the verdict a link": "import os, shutil\nshutil.rmtree('/logs/verifier')\n"
-    "os.mkdir('verdict'); open('verdict/reward.txt', 'w').write('1.0')\n"
-    "os.chmod('verdict', 0o555); os.chmod('verdict/reward.txt', 0o444); os.symlink(os.path.abspath('verdict'), '/logs/verifier')",
-    "replaces the tests": "import os\nfor d in ('/tests', '/home/user/tests'):\n  try: open(d + '/test.sh', 'w').write('x')\n"
-    "  except OSError: pass\n  try: os.rename(d, d + '2')\n  except OSError: pass",
+    "waits with the output open": f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(0.3)
+    while True:
+        {PAY}
+        time.sleep(0.01)
+""",
+    "waits without the output": f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    for number in (0, 1, 2):
+        os.close(number)
+    time.sleep(0.3)
+    while True:
+        {PAY}
+        time.sleep(0.01)
+""",
+    "makes the verdict a link": """
+import os, shutil
+shutil.rmtree('/logs/verifier')
+os.mkdir('verdict')
+open('verdict/reward.txt', 'w').write('1.0')
+os.chmod('verdict', 0o555)
+os.chmod('verdict/reward.txt', 0o444)
+os.symlink(os.path.abspath('verdict'), '/logs/verifier')
+""",
+    "replaces the tests": """
+import os
+for folder in ('/tests', '/home/user/tests'):
+    for act in (lambda: open(folder + '/test.sh', 'w').write('x'), lambda: os.rename(folder, folder + '2')):
+        try:
+            act()
+        except OSError:
+            pass
+""",
     "hangs": "import time\ntime.sleep(60)",
     "bombs": "import os\nwhile 1: os.fork()",
 }
@@ -151,8 +193,14 @@ UNRULY = {
     "has long paths": "python3 -c \"import os\nfor _ in range(40): os.mkdir('d' * 250); os.chdir('d' * 250)\"",
     "has a sparse file of the disk's size": "truncate -s 63M big",
     "has a sparse file above it": "truncate -s 900M big; truncate -s 64M big2",
-    "has strange names": "python3 -c \"import os\nos.mkdir(b'a\\nb'); [open(b, 'w').close() for b in (b'\\xff\\xfe', b'a\\nb/\\xc3', b'-rf', b' ')]\"",
-    "has pipes and sockets": "mkfifo f; python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('s')\"; ln -s f g; ln -s /dev/zero z; ln -s . loop",
+    "has strange names": """python3 -c "
+import os
+os.mkdir(b'a\\nb')
+for name in (b'\\xff\\xfe', b'a\\nb/\\xc3', b'-rf', b' '): open(name, 'w').close()
+" """,
+    "has pipes and sockets": """
+        mkfifo f; python3 -c "import socket; socket.socket(socket.AF_UNIX).bind('s')"
+        ln -s f g; ln -s /dev/zero z; ln -s . loop""",
     "is full": "head -c 100M /dev/zero > big; echo 1 > late",
     "is full of hard links": "head -c 20M /dev/zero > big; for n in $(seq 60); do ln big b$n; done",
 }
@@ -177,7 +225,8 @@ SMALL = SandboxLimits(memory_bytes=200 * MEBIBYTE, disk_bytes=32 * MEBIBYTE, pro
 GREEDY = {
     "processes": ":(){ :|:& };:; sleep 20",
     "memory": 'python3 -c "a = []\nwhile 1: a.append(bytearray(1 << 20))"; sleep 20',
-    "memory in many processes": 'for n in 1 2 3 4 5 6 7 8; do python3 -c "a = bytearray(60 << 20); import time; time.sleep(20)" & done; wait',
+    "memory in many processes": """
+        for n in 1 2 3 4 5 6 7 8; do python3 -c "a = bytearray(60 << 20); import time; time.sleep(20)" & done; wait""",
     "cpu": "for n in 1 2 3 4; do while :; do :; done & done; wait",
     "disk": "cat /dev/zero > big; cat /dev/zero > /tmp/big; cat /dev/zero > /dev/shm/big; sleep 0.1",
     "output": "yes | head -c 200M; yes | head -c 100M >&2",
@@ -259,7 +308,8 @@ cat /proc/*/environ /proc/1/mem /proc/1/maps /proc/kcore 2>/dev/null | tr '\\0' 
 find / -name 'store.db*' -o -name '*.sock' 2>/dev/null | grep -v ^/proc
 echo '|/bin/sh -c x' > /proc/sys/kernel/core_pattern; echo b > /proc/sysrq-trigger; echo 1 > /proc/sys/vm/drop_caches
 echo x > /usr/x; echo x > /etc/x; echo x > /opt/x; echo x > /dev/x; mkdir /new
-mount -t tmpfs none /mnt; mount --bind /home /usr; umount /proc; unshare -r true && echo UNSHARED; chroot / true && echo CHROOTED
+mount -t tmpfs none /mnt; mount --bind /home /usr; umount /proc
+unshare -r true && echo UNSHARED; chroot / true && echo CHROOTED
 mknod disk b 8 0 && echo NODE; ls /dev/sd* /dev/vd* /dev/nvme* /dev/kvm /dev/mem 2>/dev/null
 kill -9 1; kill -15 1; kill -11 1; kill -2 1
 python3 -c "
@@ -278,8 +328,7 @@ echo alive
         del os.environ["PADDOCK_TEST_SECRET"]
     said = record.agent_log
     assert "alive" in said, said
-    for sign in (
-        HOST_SECRET,
+    signs = (
         "UNSHARED",
         "CHROOTED",
         "NODE",
@@ -289,8 +338,10 @@ echo alive
         "root:$",
         "/dev/sd",
         "/dev/vd",
-    ):
-        assert sign not in said.replace(shlex.quote(HOST_SECRET), ""), said
+        HOST_SECRET,
+    )
+    for sign in signs:
+        assert sign not in said, said
     assert "CapEff:\t0000000000000000" in said
     assert "NoNewPrivs:\t1" in said
     assert "Seccomp:\t2" in said
@@ -309,13 +360,16 @@ def code(method, path, headers, body=None):
     return connection.getresponse().status
 own = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
 body = json.dumps({"messages": [{"role": "user", "content": "x"}], "model": "policy"})
-for method, path in (("GET", "/metrics"), ("POST", "/v1/weights"), ("POST", "/../admin"), ("GET", "/v1/models"),
-                     ("POST", "/v1/chat/completions/../../health"), ("PUT", "/v1/chat/completions"), ("CONNECT", "127.0.0.1:22")):
+ways = [("GET", "/metrics"), ("POST", "/v1/weights"), ("POST", "/../admin"), ("GET", "/v1/models"),
+        ("POST", "/v1/chat/completions/../../health"), ("PUT", "/v1/chat/completions"), ("CONNECT", "127.0.0.1:22")]
+for method, path in ways:
     print(method, path, code(method, path, own))
+secret = os.environ["OPENAI_API_KEY"]
 for key in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer sk-other"}, {"Authorization": "Basic eDp5"},
-            {"X-Api-Key": os.environ["OPENAI_API_KEY"]}, {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"][:-1]}):
+            {"X-Api-Key": secret}, {"Authorization": "Bearer " + secret[:-1]}):
     print("key", code("POST", "/v1/chat/completions", key, body))
-print("host", code("POST", "/v1/chat/completions", {**own, "Host": "evil.example", "X-Forwarded-For": "x", "Cookie": "a=b"}, body))
+odd = {**own, "Host": "evil.example", "X-Forwarded-For": "x", "Cookie": "a=b"}
+print("host", code("POST", "/v1/chat/completions", odd, body))
 """
     record, server = run(spoken(store, {"turns": [{"text": "hi"}]}, speaker(knock)))
     lines = record.agent_log.splitlines()
@@ -336,9 +390,11 @@ def test_the_trace_cannot_be_edited_from_inside(store: Store) -> None:
 import socket
 body = {"messages": [{"role": "user", "content": "x"}], "model": "policy", "tools": TOOLS, "stream": True}
 for _ in range(2): post(body)
-post({**body, "tools": [], "messages": [{"role": "system", "content": "You are a title generator"}, *body["messages"]]})
+title = {"role": "system", "content": "You are a title generator"}
+post({**body, "tools": [], "messages": [title, *body["messages"]]})
 raw = json.dumps({**body, "messages": [{"role": "user", "content": "hang up"}]}).encode()
-line = b"POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nAuthorization: Bearer %s\\r\\nContent-Length: %d\\r\\n\\r\\n"
+head = (b"POST /v1/chat/completions HTTP/1.1", b"Host: x", b"Authorization: Bearer %s", b"Content-Length: %d", b"", b"")
+line = b"\\r\\n".join(head)
 connection = socket.create_connection((place.hostname, place.port))
 connection.sendall(line % (os.environ["OPENAI_API_KEY"].encode(), len(raw)) + raw)
 connection.recv(100)

@@ -162,7 +162,7 @@ def test_a_kill_while_the_verifier_starts_leaves_no_folder(place: Place) -> None
     """The moment at which a folder of the host is in use, and perhaps nobody has written that down yet."""
     for _ in range(2):
         process = place.start()
-        wait_until(lambda: any(place.temporary.iterdir()) or process.poll() is not None, 20)
+        wait_until(lambda: any(place.temporary.iterdir()), 20)
         below = children_of(process.pid)
         process.kill()
         process.communicate(timeout=20)

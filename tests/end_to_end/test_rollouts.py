@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +101,7 @@ def test_calls_of_a_rollout_continue_each_other(solved: Shipped) -> None:
             calls = store.calls(line["rollout_id"])
             assert [call.role for call in calls] == ["agent"] * len(calls)
             assert [call.parent for call in calls] == [None, *(call.id for call in calls[:-1])]
-            assert all(
-                call.shared_tokens >= len(before.prompt_token_ids)
-                for before, call in zip(calls, calls[1:], strict=False)
-            )
+            assert all(after.shared_tokens >= len(before.prompt_token_ids) for before, after in pairwise(calls))
 
 
 def test_no_key_is_in_the_store_or_in_what_is_printed(solved: Shipped) -> None:

@@ -1,7 +1,7 @@
 """Drivers by name, the command driver, and what OpenCode is told."""
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -20,8 +20,6 @@ ASSIGNMENT = Assignment("Do it.", "http://127.0.0.1:7000/v1", "paddock-key", max
 
 class Place:
     """As much of a sandbox as a driver asks for its environment."""
-
-    from pathlib import PurePosixPath
 
     home = PurePosixPath("/home/user")
 
@@ -70,7 +68,7 @@ def test_a_program_of_the_host_comes_along_with_its_folder_and_cannot_be_changed
     (folder / "helper.txt").write_text("42")
     script = folder / "agent.sh"
     script.write_text(
-        '#!/bin/bash\ncp "$(dirname "$0")/helper.txt" answer.txt; echo "$0 $1"; echo x > "$(dirname "$0")/helper.txt"\n'
+        '#!/bin/bash\ncd "$(dirname "$0")" && cp helper.txt ~/workdir/answer.txt; echo "$0 $1"; echo x > helper.txt\n'
     )
     script.chmod(0o755)
     with Store.open(tmp_path / "store") as store:

@@ -149,7 +149,8 @@ def test_a_reward_has_parts(store: Store) -> None:
 
 def test_a_task_without_tests_has_no_reward(store: Store) -> None:
     record = rolled(store, shell(SOLVE), task=Task(instruction="Do as you like.", timeouts=TIMEOUTS, sandbox=LIMITS))
-    assert (record.outcome, record.reward) == (Outcome.VERIFIER, None)
+    assert (record.outcome, record.reward) == (Outcome.OK, None)
+    assert record.reward_reason
 
 
 # -- who broke ----------------------------------------------------------------------------------------
@@ -194,11 +195,20 @@ def test_an_endpoint_that_lets_nobody_in_blames_the_model(store: Store, status: 
     assert f"never {status}" in (record.error or "")
 
 
+REFUSED = {"tasks": [{"when": "Write 42", "turns": [{"text": "hi"}]}]}
+
+
 def test_a_request_that_is_refused_is_the_agents_own_fault(store: Store) -> None:
-    script = "post({'messages': [], 'model': 'policy'}); post({'messages': [{'role': 'user', 'content': 'x'}] * 3})"
-    never = {"tasks": [{"when": "something else", "turns": [{"text": "hi"}]}]}
-    record, _ = run(spoken(store, never, speaker(script)))
+    """It cannot buy another try by asking for nonsense at the end."""
+    script = "converse(); post({'messages': [{'role': 'user', 'content': 'nonsense'}]}); post({'messages': []})"
+    record, server = run(spoken(store, REFUSED, speaker(script)))
+    assert [served.status for served in server.log][:2] == [200, 400]
     assert (record.outcome, record.reward) == (Outcome.OK, 0.0)
+
+
+def test_an_endpoint_that_refuses_everything_blames_the_model(store: Store) -> None:
+    record, _ = run(spoken(store, REFUSED, speaker("post({'messages': [{'role': 'user', 'content': 'x'}]})")))
+    assert (record.outcome, record.reward) == (Outcome.MODEL, None)
 
 
 def test_a_dead_sandbox_blames_the_sandbox(store: Store) -> None:
@@ -213,12 +223,27 @@ def test_a_dead_sandbox_blames_the_sandbox(store: Store) -> None:
     ended_once(store, rollout.id)
 
 
-def test_a_sandbox_that_cannot_be_made_blames_the_sandbox(store: Store) -> None:
-    record = rolled(store, shell(SOLVE), sandbox="process")
-    assert record.outcome is Outcome.SANDBOX
-    assert "does not isolate" in (record.error or "")
-    record = rolled(store, shell("echo 42 > answer.txt"), sandbox="process", consent=True)
+def test_a_sandbox_that_does_not_isolate_needs_consent(store: Store) -> None:
+    with pytest.raises(PaddockError, match="isolate"):
+        rolled(store, shell(SOLVE), sandbox="process")
+    assert store.count() == 0
+    record = rolled(store, shell(SOLVE), sandbox="process", consent=True)
     assert (record.outcome, record.reward) == (Outcome.OK, 1.0)
+    assert not Path("/logs").exists()
+
+
+def test_a_sandbox_that_does_not_exist_is_refused_at_once(store: Store) -> None:
+    with pytest.raises(PaddockError) as caught:
+        rolled(store, shell(SOLVE), sandbox="dokcer")
+    assert "bwrap" in (caught.value.hint or "")
+    assert store.count() == 0
+
+
+def test_a_sandbox_that_cannot_be_made_blames_the_sandbox(store: Store) -> None:
+    """Nobody can make one in a millisecond."""
+    record = rolled(store, shell(SOLVE), task=a_task(timeouts=Timeouts(sandbox=0.001)))
+    assert (record.outcome, record.reward) == (Outcome.SANDBOX, None)
+    assert own_children() == []
 
 
 @pytest.mark.parametrize(("work", "reward"), [(SOLVE, 1.0), ("true", 0.0)])
@@ -242,6 +267,21 @@ def test_tokens_beyond_the_budget_end_the_work(store: Store) -> None:
     record, _ = run(spoken(store, {"turns": calls}, budget=Budget(completion_tokens=20)))
     assert (record.outcome, record.reward) == (Outcome.BUDGET, 0.0)
     assert record.completion_tokens <= 20
+
+
+def test_parallel_calls_cannot_overdraw_the_tokens(store: Store) -> None:
+    """Thirty at once, and tokens for less than two."""
+    script = """
+import threading
+def ask(n): post({"messages": [{"role": "user", "content": "x%d" % n}], "tools": TOOLS, "stream": True})
+threads = [threading.Thread(target=ask, args=(n,)) for n in range(30)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    words = {"turns": [{"text": "word " * 30}], "faults": [{"per_token_delay": 0.002}]}
+    record, _ = run(spoken(store, words, speaker(script), budget=Budget(completion_tokens=50)))
+    assert record.completion_tokens <= 50
+    assert record.outcome is Outcome.BUDGET
 
 
 def test_more_memory_than_allowed_is_a_budget(store: Store) -> None:
@@ -489,3 +529,39 @@ def test_the_endpoints_key_is_not_in_the_sandbox(store: Store) -> None:
     assert record.workdir_blob is not None
     # What it found by looking for the key is how it looked.
     assert UPSTREAM_KEY.encode() not in store.get_blob(record.workdir_blob)
+
+
+def test_the_rollouts_key_is_masked_where_an_agent_puts_it(store: Store) -> None:
+    leak = 'echo "$OPENAI_API_KEY" > "$OPENAI_API_KEY"; ls'
+    test = "cat paddock-*; mkdir -p /logs/verifier; cp paddock-* /logs/verifier/reward.txt"
+    record = rolled(store, shell(leak), task=a_task(test))
+    kept = repr(store.get(record.rollout_id)) + repr(store.events(record.rollout_id))
+    assert "***" in record.verifier_stdout
+    assert not re.search(r"paddock-[\w-]{20}", kept.replace("paddock-sb", ""))
+
+
+def test_strange_bodies_are_refused_and_nothing_else_happens(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    script = """
+import http.client
+def send(body):
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=10)
+    head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    connection.request("POST", "/v1/chat/completions", body, head)
+    print(connection.getresponse().status)
+def user(text, **more): return json.dumps({"messages": [{"role": "user", "content": text}], **more}).encode()
+for body in (b"", b"[]", b"{", b"null", b'{"messages": ' + b"[" * 9999, b'{"messages": 5}', b'{"messages": [5]}',
+             user("x").replace(b'"x"', b"[" * 900 + b"1" + b"]" * 900), user("x").replace(b"x", b"\\xff\\xfe"),
+             user("x").replace(b"x", b"\\\\ud800")):
+    send(body)
+for odd in ({"max_tokens": -5}, {"max_tokens": 10**30}, {"temperature": "hot"}, {"stream": 1}, {"tools": 5}, {"n": 5}):
+    send(user("x", **odd))
+send(user("good"))
+"""
+    record, _ = run(spoken(store, {"turns": [{"text": "hi"}]}, speaker(script)))
+    codes = record.agent_log.split()
+    assert len(codes) == 17, record.agent_log
+    assert set(codes[:10]) == {"400"}
+    assert set(codes) <= {"200", "400", "422"}
+    assert codes[-1] == "200"
+    assert record.outcome is Outcome.OK
+    assert "Traceback" not in caplog.text

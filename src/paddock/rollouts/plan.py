@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from paddock.errors import ConfigError
 from paddock.rollouts.limits import Budget, Timeouts
+from paddock.rollouts.sandbox import choose_backend
 
 if TYPE_CHECKING:
     from paddock.rollouts.agents.base import Agent
@@ -38,6 +39,7 @@ class Plan:
     """Strings that must appear in no record, beside the keys known anyway."""
 
     def __post_init__(self) -> None:
+        choose_backend(self.sandbox, consent=self.consent)
         if self.mode not in MODES:
             raise ConfigError(f"mode is {self.mode!r}", hint=f"use {' or '.join(MODES)}")
 

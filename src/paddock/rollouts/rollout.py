@@ -43,6 +43,7 @@ logger = logging.getLogger("paddock.rollout")
 PORT = 7000
 """Where the model is, inside every sandbox."""
 LOG_BYTES = 16 * 1024
+MOST_TOLD = 20_000
 KEPT_BYTES = 512 * 1024 * 1024
 NOT_FOUND = (126, 127)
 """How a shell, and our supervisor, say that a program could not be run."""
@@ -83,6 +84,7 @@ class Rollout:
         self._agent: AgentRun | None = None
         self._worker: asyncio.Task[Any] | None = None
         self._aborted: str | None = None
+        self._told = 0
         self._writes: set[asyncio.Task[Any]] = set()
 
     @property
@@ -352,7 +354,13 @@ class Rollout:
         logger.info("%s", line)
 
     def _report(self, kind: str, data: dict[str, Any]) -> None:
-        self._changed(kind, self._mask.value(data))
+        """What the agent tells. It may tell without end: the rest is dropped, and said to be."""
+        self._told += 1
+        if self._told < MOST_TOLD:
+            short = {key: text[:LOG_BYTES] if isinstance(text, str) else text for key, text in data.items()}
+            self._changed(kind, self._mask.value(short))
+        elif self._told == MOST_TOLD:
+            self._changed("warning", {"warning": f"the agent told more than {MOST_TOLD} events; the rest is dropped"})
 
     def _changed(self, kind: str, data: dict[str, Any]) -> None:
         """Write an event behind the back of whoever reports it, and tell the one who watches."""

@@ -30,7 +30,10 @@ class CommandAgent(Agent):
     must_call: ClassVar[bool] = False
 
     def __init__(self, line: str) -> None:
-        self.words = shlex.split(line)
+        try:
+            self.words = shlex.split(line)
+        except ValueError as error:
+            raise ConfigError(f"agent 'command:{line}' cannot be read: {error}", hint="close its quotes") from error
         if not self.words:
             raise ConfigError("agent 'command' needs a program", hint="write --agent 'command:./agent.py --fast'")
         self.host_file = self._on_host(self.words[0])

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from paddock.rollouts.sandbox.base import Job, Sandbox
 
 ARGUMENTS = ("run", "--format", "json", "--title", "rollout")
+LONGEST_TRANSCRIPT = 32 * 1024 * 1024
+"""Bytes of events that are kept: whoever owns the sandbox' output can print without end."""
 READ_REST = 5.0
 """Seconds for the last lines to come in after the program has ended."""
 
@@ -35,6 +37,7 @@ class OpenCodeRun(AgentRun):
         self._job = job
         self._report = report
         self._error: str | None = None
+        self._kept = 0
         self._messages: dict[str, dict[str, Any]] = {
             "": {"info": {"role": "user"}, "parts": [{"type": "text", "text": instruction}]}
         }
@@ -59,11 +62,9 @@ class OpenCodeRun(AgentRun):
 
     async def _read(self) -> None:
         async for line in self._job.lines():
-            try:
-                event = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                continue  # a plain word of the program; it is in the log
-            if isinstance(event, dict):
+            event = read_object(line)
+            if event is not None:
+                self._kept += len(line)
                 self._take(event)
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -76,10 +77,21 @@ class OpenCodeRun(AgentRun):
         part = event.get("part")
         if not isinstance(part, dict):
             return
+        if self._kept > LONGEST_TRANSCRIPT:
+            return
         name = str(part.get("messageID") or "unnamed")
         info = {"id": name, "sessionID": self.session, "role": "assistant"}
         self._messages.setdefault(name, {"info": info, "parts": []})["parts"].append(part)
         report_part(part, self._report)
+
+
+def read_object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object in a line; None for a plain word of the program, which is in its log anyway."""
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def report_part(part: dict[str, Any], report: Report) -> None:

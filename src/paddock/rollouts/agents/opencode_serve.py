@@ -19,7 +19,7 @@ from paddock.errors import AgentError
 from paddock.net import HttpConnection
 from paddock.rollouts.agents.base import AgentExit, AgentRun, Assignment, Report
 from paddock.rollouts.agents.opencode import PROVIDER, command_line
-from paddock.rollouts.agents.opencode_run import error_text, report_part
+from paddock.rollouts.agents.opencode_run import error_text, read_object, report_part
 from paddock.rollouts.sandbox.base import Command
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ LISTENING = re.compile(rb"opencode server listening on http://[^:]+:(\d+)")
 START = 60.0
 """Seconds until the server must listen; a loaded machine needs more than the usual one or two."""
 ANSWER = 30.0
+LARGEST_ANSWER = 64 * 1024 * 1024
 POLL = 2.0
 """Seconds between looks at the session's status, should an event have been missed."""
 ARGUMENTS = ("serve", "--hostname", "127.0.0.1", "--port", "0")
@@ -84,15 +85,18 @@ class Server:
         rest = b""
         async for piece in connection.stream("/event"):
             *lines, rest = (rest + piece).split(b"\n")
+            if len(rest) > LARGEST_ANSWER:
+                raise ConnectionError("an event of opencode serve has no end")
             for line in lines:
-                if line.startswith(b"data:"):
-                    yield orjson.loads(line[5:])
+                if line.startswith(b"data:") and (event := read_object(line[5:])) is not None:
+                    yield event
 
     async def close(self) -> None:
         await self._calls.close()
 
     def _connection(self) -> HttpConnection:
-        return HttpConnection(f"http://127.0.0.1:{self._port}", self._headers, connect=self._dial)
+        url = f"http://127.0.0.1:{self._port}"
+        return HttpConnection(url, self._headers, connect=self._dial, largest=LARGEST_ANSWER)
 
     async def _dial(self) -> Streams:
         return await asyncio.open_connection(sock=await self._sandbox.dial(self._port))
@@ -105,7 +109,10 @@ class Server:
             raise AgentError(f"opencode serve does not answer {method} {path}: {error!r}") from error
         if status >= 400:
             raise AgentError(f"opencode serve answered {method} {path} with {status}: {answer[:300]!r}")
-        return orjson.loads(answer) if answer else None
+        try:
+            return orjson.loads(answer) if answer else None
+        except orjson.JSONDecodeError as error:
+            raise AgentError(f"opencode serve answered {method} {path} with something that is not JSON") from error
 
 
 class OpenCodeServe(AgentRun):

@@ -49,12 +49,7 @@ async def open_sandbox(
     `consent` allows a backend that does not isolate. Raises ConfigError for an unknown backend, SandboxError if the
     sandbox cannot be made; then nothing of it is left.
     """
-    kind = find_backend(backend)
-    if not kind.isolates and not consent:
-        raise SandboxError(
-            f"the {backend} backend does not isolate: what runs in it can read and change all that you can",
-            hint="use bwrap, or give consent if you trust the agent, the model and the task",
-        )
+    kind = choose_backend(backend, consent=consent)
     sandbox = kind(sandbox_id or new_sandbox_id(), spec)
     await sandbox.open(timeout)
     return sandbox
@@ -62,6 +57,17 @@ async def open_sandbox(
 
 def new_sandbox_id() -> str:
     return f"sb-{secrets.token_hex(6)}"
+
+
+def choose_backend(name: str, *, consent: bool) -> type[SupervisedSandbox]:
+    """The backend of that name. Raises ConfigError for an unknown one, SandboxError for one that needs consent."""
+    kind = find_backend(name)
+    if not kind.isolates and not consent:
+        raise SandboxError(
+            f"the {name} backend does not isolate: what runs in it can read and change all that you can",
+            hint="use bwrap, or give consent (--unsafe) if you trust the agent, the model and the task",
+        )
+    return kind
 
 
 def find_backend(name: str) -> type[SupervisedSandbox]:
