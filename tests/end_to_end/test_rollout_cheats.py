@@ -214,8 +214,8 @@ def test_a_strange_work_folder_buys_no_second_try(store: Store, folder: str) -> 
 
 
 def test_many_files_are_kept_or_refused_soon(store: Store) -> None:
-    """A hundred thousand empty files in one folder."""
-    record = rolled(store, python("for n in range(100_000): open(str(n), 'w').close()"), agent_timeout=15)
+    """Fifteen thousand empty files in one folder."""
+    record = rolled(store, python("for n in range(15_000): open(str(n), 'w').close()"), agent_timeout=15)
     gains_nothing(record)
 
 
@@ -226,7 +226,7 @@ GREEDY = {
     "processes": ":(){ :|:& };:; sleep 20",
     "memory": 'python3 -c "a = []\nwhile 1: a.append(bytearray(1 << 20))"; sleep 20',
     "memory in many processes": """
-        for n in 1 2 3 4 5 6 7 8; do python3 -c "a = bytearray(60 << 20); import time; time.sleep(20)" & done; wait""",
+        for n in $(seq 8); do python3 -c "a = bytearray(60 << 20); import time; time.sleep(20)" & done; wait""",
     "cpu": "for n in 1 2 3 4; do while :; do :; done & done; wait",
     "disk": "cat /dev/zero > big; cat /dev/zero > /tmp/big; cat /dev/zero > /dev/shm/big; sleep 0.1",
     "output": "yes | head -c 200M; yes | head -c 100M >&2",
@@ -236,7 +236,7 @@ GREEDY = {
 
 @pytest.mark.parametrize("what", GREEDY)
 def test_greed_ends_the_sandbox_and_nothing_else(store: Store, what: str) -> None:
-    record = rolled(store, shell(GREEDY[what]), task=a_task(sandbox=SMALL), agent_timeout=6)
+    record = rolled(store, shell(GREEDY[what]), task=a_task(sandbox=SMALL), agent_timeout=4)
     gains_nothing(record)
     assert record.outcome in (Outcome.OK, Outcome.BUDGET, Outcome.TIMEOUT)
     assert len(record.agent_log) <= 16 * 1024
@@ -393,8 +393,8 @@ for _ in range(2): post(body)
 title = {"role": "system", "content": "You are a title generator"}
 post({**body, "tools": [], "messages": [title, *body["messages"]]})
 raw = json.dumps({**body, "messages": [{"role": "user", "content": "hang up"}]}).encode()
-head = (b"POST /v1/chat/completions HTTP/1.1", b"Host: x", b"Authorization: Bearer %s", b"Content-Length: %d", b"", b"")
-line = b"\\r\\n".join(head)
+head = [b"POST /v1/chat/completions HTTP/1.1", b"Host: x", b"Authorization: Bearer %s", b"Content-Length: %d"]
+line = b"\\r\\n".join([*head, b"", b""])
 connection = socket.create_connection((place.hostname, place.port))
 connection.sendall(line % (os.environ["OPENAI_API_KEY"].encode(), len(raw)) + raw)
 connection.recv(100)

@@ -167,7 +167,7 @@ def test_attempts_are_told_with_their_status(stories: dict[str, Story]) -> None:
     assert told["401"] == [[]]
     assert len(told["an error before the agent has heard anything"][1]) == 1
     assert len(told["a closed socket"][1]) == 2
-    assert told["no JSON"][1] == [200]
+    assert len(told["no JSON"][1]) == 1
 
 
 def test_a_time_to_wait_is_kept_to(stories: dict[str, Story]) -> None:

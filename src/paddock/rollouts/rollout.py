@@ -157,7 +157,7 @@ class Rollout:
             verdict = await self._verify(sealed)
         self._score(verdict)
         if verdict.reward.value is None and outcome is Outcome.OK and self.task.is_scored:
-            outcome, error = Outcome.VERIFIER, verdict.reward.reason
+            outcome, error = Outcome.VERIFIER, self.record.reward_reason
         self._end(outcome, error)
 
     @asynccontextmanager
@@ -237,7 +237,8 @@ class Rollout:
         if problem is None:
             with suppress(SandboxError, OSError):
                 entries = await sandbox.list(sandbox.workdir)
-                self.record.workdir_files = sorted(entry.path for entry in entries if entry.kind != "folder")
+                files = sorted(entry.path for entry in entries if entry.kind != "folder")
+                self.record.workdir_files = self._mask.value(files)
         if problem is None and len(sealed) > KEPT_BYTES:
             problem = f"the sealed work folder of {len(sealed)} bytes is too large to be kept"
         else:
@@ -287,7 +288,8 @@ class Rollout:
 
     def _score(self, verdict: Verdict) -> None:
         record, reward = self.record, verdict.reward
-        record.reward, record.reward_reason, record.reward_parts = reward.value, reward.reason, reward.parts
+        record.reward, record.reward_parts = reward.value, self._mask.value(reward.parts)
+        record.reward_reason = None if reward.reason is None else self._mask.text(reward.reason)
         record.test_exit_code = verdict.exit_code
         record.verifier_stdout = self._mask.text(verdict.stdout)
         record.verifier_stderr = self._mask.text(verdict.stderr)

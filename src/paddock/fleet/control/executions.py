@@ -33,34 +33,35 @@ class Executions:
     def __init__(self, database: Database, parallel: int) -> None:
         self._database = database
         self._slots = asyncio.Semaphore(parallel)
-        self._running: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        self._running: dict[str, tuple[str, asyncio.Task[dict[str, Any]]]] = {}
 
     async def close(self) -> None:
-        tasks = list(self._running.values())
+        tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def run(self, request_id: str | None, fingerprint: str, work: Work) -> dict[str, Any]:
         """The answer of `work`, or of the run that this request has started before. Raises Refused."""
-        execution_id = f"exec_{uuid.uuid4().hex}"
-        known = await self._database.run(_insert, execution_id, request_id, fingerprint)
-        if known is not None and known["fingerprint"] != fingerprint:
-            raise Refused(400, "X-Request-ID was used for another verifier call. Send a new id for a new call.")
-        if known is not None and known["answer"] is not None:
-            stored: dict[str, Any] = orjson.loads(known["answer"])
-            return stored
-        if known is not None:
-            execution_id = known["execution_id"]
-        else:
+        name = request_id or uuid.uuid4().hex
+        if name not in self._running:
             # The run belongs to the plane: a client that leaves finds its answer when it asks again.
-            self._running[execution_id] = asyncio.create_task(self._carry_out(execution_id, work))
-        task = self._running.get(execution_id)
-        if task is None:
-            return await self._stored(execution_id)
+            task = asyncio.create_task(self._carry_out(name, fingerprint, work))
+            self._running[name] = fingerprint, task
+            task.add_done_callback(lambda _: self._running.pop(name, None))
+        asked, task = self._running[name]
+        if asked != fingerprint:
+            raise _another_call()
         return await asyncio.shield(task)
 
-    async def _carry_out(self, execution_id: str, work: Work) -> dict[str, Any]:
+    async def _carry_out(self, name: str, fingerprint: str, work: Work) -> dict[str, Any]:
+        execution_id = f"exec_{uuid.uuid4().hex}"
+        known = await self._database.run(_insert, execution_id, name, fingerprint)
+        if known is not None:
+            if known["fingerprint"] != fingerprint:
+                raise _another_call()
+            stored: dict[str, Any] = orjson.loads(known["answer"])
+            return stored
         try:
             async with self._slots:
                 began = time.monotonic()
@@ -68,18 +69,15 @@ class Executions:
             answer["execution_id"] = execution_id
             answer.setdefault("execution_time_ms", round(1000 * (time.monotonic() - began)))
             await self._database.run(_store, execution_id, orjson.dumps(answer).decode())
-            return answer
         except Exception:
+            # Nothing is known of it: the same request may try again.
             await self._database.run(_forget, execution_id)
             raise
-        finally:
-            self._running.pop(execution_id, None)
+        return answer
 
-    async def _stored(self, execution_id: str) -> dict[str, Any]:
-        found = await self._database.run(find_execution, execution_id)
-        if found is None:
-            raise Refused(503, "The verifier run failed inside the plane. Try again.", retry_after=1)
-        return found
+
+def _another_call() -> Refused:
+    return Refused(400, "X-Request-ID was used for another verifier call. Send a new id for a new call.")
 
 
 def failed(error: dict[str, Any]) -> dict[str, Any]:
@@ -105,20 +103,18 @@ def find_execution(connection: sqlite3.Connection, execution_id: str) -> dict[st
 
 
 def _insert(
-    connection: sqlite3.Connection, execution_id: str, request_id: str | None, fingerprint: str
+    connection: sqlite3.Connection, execution_id: str, request_id: str, fingerprint: str
 ) -> sqlite3.Row | None:
     """Note a new run, or find the one that the request has started."""
-    if request_id is not None:
-        known: sqlite3.Row | None = connection.execute(
-            "SELECT * FROM executions WHERE request_id = ?", (request_id,)
-        ).fetchone()
-        if known is not None:
-            return known
-    connection.execute(
-        "INSERT INTO executions (execution_id, request_id, fingerprint, created_at) VALUES (?, ?, ?, ?)",
-        (execution_id, request_id, fingerprint, now_text()),
-    )
-    return None
+    known: sqlite3.Row | None = connection.execute(
+        "SELECT * FROM executions WHERE request_id = ?", (request_id,)
+    ).fetchone()
+    if known is None:
+        connection.execute(
+            "INSERT INTO executions (execution_id, request_id, fingerprint, created_at) VALUES (?, ?, ?, ?)",
+            (execution_id, request_id, fingerprint, now_text()),
+        )
+    return known
 
 
 def _store(connection: sqlite3.Connection, execution_id: str, answer: str) -> None:

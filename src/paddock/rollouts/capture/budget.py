@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from paddock.rollouts.trace import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from paddock.rollouts.limits import Budget
     from paddock.rollouts.trace import Call
@@ -27,8 +27,9 @@ def completion_tokens(call: Call) -> int:
     return told if isinstance(told, int) else len(call.logprobs)
 
 
-def tokens_spent(calls: Iterable[Call]) -> int:
-    return sum(map(completion_tokens, calls))
+def tokens_spent(calls: Iterable[Call], granted: Mapping[str, int]) -> int:
+    """What was sampled, and what calls that still run were `granted`: they may sample all of it."""
+    return sum(granted.get(call.id, 0) if call.ended is None else completion_tokens(call) for call in calls)
 
 
 def calls_spent(calls: Iterable[Call], *, side: bool) -> int:
@@ -36,22 +37,24 @@ def calls_spent(calls: Iterable[Call], *, side: bool) -> int:
     return sum((call.role in SIDE_CALLS) is side and call.ok for call in calls)
 
 
-def exhausted(budget: Budget, calls: Sequence[Call], role: Role, seconds_left: float | None) -> Exhausted | None:
+def exhausted(
+    budget: Budget, calls: Sequence[Call], role: Role, seconds_left: float | None, granted: Mapping[str, int]
+) -> Exhausted | None:
     """What the next call would overdraw."""
     if seconds_left is not None and seconds_left <= 0:
         return "time"
-    if budget.completion_tokens is not None and tokens_spent(calls) >= budget.completion_tokens:
+    if budget.completion_tokens is not None and tokens_spent(calls, granted) >= budget.completion_tokens:
         return "tokens"
     if budget.calls is not None:
         side = role in SIDE_CALLS
-        granted = max(budget.calls, LEAST_SIDE_CALLS) if side else budget.calls
-        if calls_spent(calls, side=side) >= granted:
+        most = max(budget.calls, LEAST_SIDE_CALLS) if side else budget.calls
+        if calls_spent(calls, side=side) >= most:
             return "calls"
     return None
 
 
-def room(budget: Budget, calls: Sequence[Call]) -> int:
+def room(budget: Budget, calls: Sequence[Call], granted: Mapping[str, int]) -> int:
     """The most tokens that the next call may sample."""
     if budget.completion_tokens is None:
         return budget.max_tokens_per_call
-    return max(1, min(budget.max_tokens_per_call, budget.completion_tokens - tokens_spent(calls)))
+    return max(1, min(budget.max_tokens_per_call, budget.completion_tokens - tokens_spent(calls, granted)))

@@ -80,6 +80,8 @@ class Capture:
         self._mask = Mask.of_endpoint(endpoint, (self.secret, *secrets))
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._ledger = Ledger(on_call, self._mask, self._note)
+        self._granted: dict[str, int] = {}
+        """The most tokens that each call may sample."""
         self._running: set[asyncio.Task[Any]] = set()
         self._runner: web.ServerRunner | None = None
         self._stopping = False
@@ -173,9 +175,13 @@ class Capture:
         return await self._exchange(request, body, role)
 
     async def _exchange(self, request: web.BaseRequest, body: dict[str, Any], role: Role) -> web.StreamResponse:
-        recorded = self._mask.value(body) if self._mask.is_in(orjson.dumps(body)) else body
-        room = budget.room(self.settings.budget, self.calls)
+        try:
+            recorded = self._mask.value(body) if self._mask.is_in(orjson.dumps(body)) else body
+        except TypeError:
+            return refusal(400, "the body is nested too deeply", "invalid_request_error")
+        room = budget.room(self.settings.budget, self.calls, self._granted)
         call = self._ledger.begin(role, session_of(request.headers), recorded, fingerprint(body["messages"]))
+        self._granted[call.id] = room
         reply = HttpReply(request, self.settings.keep_alive if body.get("stream") else None, self._note)
         exchange = Exchange(
             call=call,
@@ -229,7 +235,8 @@ class Capture:
             return told
 
     def _spent(self, role: Role) -> budget.Exhausted | None:
-        spent = budget.exhausted(self.settings.budget, self.calls, role, self._seconds_left())
+        left = self._seconds_left()
+        spent = budget.exhausted(self.settings.budget, self.calls, role, left, self._granted)
         # A title is no part of the agent's work: that it is refused must not end the rollout.
         if spent is not None and role is not Role.TITLE:
             self.exhausted = self.exhausted or spent
