@@ -221,14 +221,14 @@ class Victim:
             return 0
 
     def survivors(self) -> int:
-        """Processes of its sandboxes, known by a word on their command line."""
+        """What runs of it: agents, known by a word on their command line, and what has not left its folder yet."""
         found = 0
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                words = (entry / "cmdline").read_bytes()
+                words, place = (entry / "cmdline").read_bytes(), os.readlink(entry / "cwd")
             except OSError:
                 continue
-            found += self.mark.encode() in words and int(entry.name) != os.getpid()
+            found += self.mark.encode() in words or Path(place) == self.folder
         return found
 
 
@@ -251,7 +251,7 @@ def kill_often() -> list[Line]:
             with Store.open(victim.store, read_only=True) as store:
                 interrupted += store.count(finished=False)
             victim.clean()
-            processes += victim.survivors()
+            processes = victim.survivors()
             folders = len(list(victim.temporary.iterdir()))
             with Store.open(victim.store, read_only=True) as store:
                 records = store.list(limit=100_000)

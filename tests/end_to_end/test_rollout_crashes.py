@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from paddock.rollouts.store import Store
-from rollouts.played import SPEAKING, children_of, needs_bwrap, wait_until
+from rollouts.played import SPEAKING, children_of, needs_bwrap, wait_until, working_in
 
 from .processes import quiet_environment
 
@@ -65,7 +65,9 @@ class Place:
         command = self.command("rollout", str(self.folder / "task"), *self.options, "--json")
         log = (self.folder / "log").open("ab")
         with log:
-            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=self.environment)
+            return subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, env=self.environment, cwd=self.folder
+            )
 
     def run(self, *words: str, code: int = 0) -> Any:
         done = subprocess.run(
@@ -88,14 +90,14 @@ class Place:
             return 0
 
     def survivors(self) -> list[str]:
-        """Processes that bear our mark, be it the agent, a supervisor of it, or what it started."""
-        found = []
+        """What runs of it: the agents bear our mark, and whatever is still on its way in sits in our folder."""
+        found = working_in(self.folder)
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 words = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if self.mark.encode() in words and b"paddock" not in words:
+            if self.mark.encode() in words:
                 found.append(f"{entry.name}: {words[:60]!r}")
         return found
 
@@ -121,8 +123,9 @@ def alive(pid: int) -> bool:
 
 def interrupted_after(place: Place, seconds: float, number: int) -> tuple[subprocess.Popen[bytes], list[int]]:
     """Start, wait until the rollouts are under way and a moment longer, signal. Its processes come along."""
+    before = place.begun()
     process = place.start()
-    wait_until(lambda: place.begun() > 0 or process.poll() is not None, 20)
+    wait_until(lambda: place.begun() > before, 20)
     time.sleep(seconds)  # the moment is the point: it is drawn at random
     below = children_of(process.pid)
     process.send_signal(number)
@@ -156,6 +159,16 @@ def test_a_kill_loses_nothing_and_leaves_nothing(place: Place) -> None:
         for record in store.list(limit=999):
             for call in store.calls(record.rollout_id):
                 assert not call.trainable or call.finish_reason is not None
+
+
+def test_a_kill_while_the_sandboxes_start_leaves_no_process(place: Place) -> None:
+    """A program that waits for the one that started it must not wait for ever."""
+    chance = random.Random(3)
+    for _ in range(4):
+        process, _ = interrupted_after(place, chance.uniform(0.0, 0.12), signal.SIGKILL)
+        process.communicate(timeout=20)
+        place.run("doctor", "--clean")
+        wait_until(lambda: place.survivors() == [], 3)
 
 
 def test_a_kill_while_the_verifier_starts_leaves_no_folder(place: Place) -> None:

@@ -189,6 +189,19 @@ def own_children() -> list[int]:
     return children_of(os.getpid())
 
 
+def working_in(folder: Path) -> list[str]:
+    """Processes, whoever their parent is now, that were started in `folder` and have not left it."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if Path(os.readlink(entry / "cwd")) == folder and int(entry.name) != os.getpid():
+                state = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+                found += [] if state in "ZX" else [f"{entry.name}: {(entry / 'cmdline').read_bytes()[:80]!r}"]
+        except OSError:
+            continue
+    return found
+
+
 def wait_until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():

@@ -39,6 +39,7 @@ from rollouts.played import (
     speaker,
     spoken,
     wait_until,
+    working_in,
 )
 
 pytestmark = needs_bwrap
@@ -380,6 +381,26 @@ def test_a_cancel_at_any_moment_leaves_one_outcome_and_nothing_running(store: St
         if record is not None:
             assert ended_once(store, rollout.id).outcome is Outcome.CANCELLED, (events, turns)
         assert own_children() == [], (events, turns)
+
+
+def test_a_cancel_while_the_sandbox_is_made_leaves_no_process(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has only just been started has no name yet, and its own child waits for it."""
+    monkeypatch.chdir(tmp_path)
+
+    async def cancelled_after(seconds: float) -> None:
+        async def stop(rollout: Rollout, running: Any) -> None:
+            await until(lambda: rollout.record.stage == "sandbox")
+            await asyncio.sleep(seconds)
+            running.cancel()
+
+        await follow(store, shell("sleep 60"), stop)
+
+    for moment in range(24):
+        run(cancelled_after(moment * 0.0015))
+    assert own_children() == []
+    wait_until(lambda: working_in(tmp_path) == [], 2)
 
 
 # -- the store fails ----------------------------------------------------------------------------------

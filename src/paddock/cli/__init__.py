@@ -16,6 +16,7 @@ COMMANDS = {
     "check": ("paddock.cli.check", "Find out what an environment or a server gets wrong."),
     "rollout": ("paddock.cli.rollout", "Run a coding agent on tasks, capture its tokens, score its work."),
     "trace": ("paddock.cli.trace", "Look at rollouts, and take them out of the store."),
+    "fleet": ("paddock.cli.fleet", "Host environments as Fleet does, and run tasks on them."),
     "probe": ("paddock.cli.probe", "Find out what a model endpoint gives back."),
     "new": ("paddock.cli.new", "Start a project for an environment of your own."),
     "doctor": ("paddock.cli.doctor", "Tell what this machine has and lacks."),

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import dataclasses
 import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from paddock.errors import ConfigError
 from paddock.fleet import leases
-from paddock.fleet.errors import FleetError, InstanceGone, PlaneError
+from paddock.fleet.errors import FleetError, PlaneError
 from paddock.fleet.events import (
     CloseFailed,
     HeartbeatFailed,
@@ -29,7 +27,6 @@ from paddock.fleet.events import (
 from paddock.fleet.http import send
 from paddock.fleet.models import CallToolAction, Instance, ListToolsAction
 from paddock.fleet.plane import InstanceWish, Plane
-from paddock.fleet.retry import Failure
 from paddock.fleet.settings import plane_address
 from paddock.fleet.sync import LoopThread
 from paddock.fleet.tools import FleetMCPTools
@@ -40,11 +37,12 @@ from paddock.types import Observation, State, StepResult
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paddock.fleet.retry import Failure
+    from paddock.fleet.tools import Collision, Partial
+
 logger = logging.getLogger(__name__)
 
 CREATE_SECONDS = 900.0
-TTL_MARGIN = 5.0
-"""An instance this close to its end is asked about before it is used."""
 
 
 class InstanceHandle:
@@ -190,8 +188,8 @@ class FleetEnvClient:
         run_id: str | None = None,
         heartbeat_interval: int | None = None,
         create_timeout_s: float = CREATE_SECONDS,
-        on_collision: str = "first",
-        on_partial: str = "report",
+        on_collision: Collision = "first",
+        on_partial: Partial = "report",
         context: TaskContext | None = None,
         bus: Bus = process_bus,
         **options: Any,
@@ -243,14 +241,14 @@ class FleetEnvClient:
         except BaseException:
             await handle.close(bus)
             raise
-        orchestrator._keep_alive()
+        orchestrator.keep_alive()
         return orchestrator, tools
 
     # -- the episode ----------------------------------------------------------------------------------
 
-    async def reset_async(self, *, timeout: float | None = None) -> StepResult[Observation]:
+    async def reset_async(self, seed: int | None = None, *, timeout: float | None = None) -> StepResult[Observation]:
         """Put the environment back to its first state."""
-        payload = await self._manager("POST", "/reset", {}, timeout)
+        payload = await self._manager("POST", "/reset", {} if seed is None else {"seed": seed}, timeout)
         return _step_result(payload)
 
     async def step_async(self, action: Any) -> StepResult[Observation]:
@@ -266,9 +264,7 @@ class FleetEnvClient:
     async def describe_db_async(self, db_name: str = "seed") -> dict[str, Any]:
         return _object(await self._manager("GET", f"/resources/sqlite/{db_name}/describe"))
 
-    async def query_db_async(
-        self, sql: str, args: list[Any] | None = None, db_name: str = "seed"
-    ) -> dict[str, Any]:
+    async def query_db_async(self, sql: str, args: list[Any] | None = None, db_name: str = "seed") -> dict[str, Any]:
         """Read from a database of the instance. An SQL error comes back as `success: False`."""
         body = {"query": sql, "args": args, "read_only": True}
         return _object(await self._manager("POST", f"/resources/sqlite/{db_name}/query", body))
@@ -278,13 +274,17 @@ class FleetEnvClient:
         heart, self._heart = self._heart, None
         if heart is not None and not heart.get_loop().is_closed():
             heart.get_loop().call_soon_threadsafe(heart.cancel)
-        if self._fleet_env is not None:
-            await self._fleet_env.close(self._bus)
+        try:
+            if self._fleet_env is not None:
+                await self._fleet_env.close(self._bus)
+        finally:
+            if not self._thread.is_current:
+                self._thread.close()
 
     # -- the same, for code that is not async ---------------------------------------------------------
 
-    def reset(self) -> StepResult[Observation]:
-        return self._thread.call(self.reset_async)
+    def reset(self, seed: int | None = None) -> StepResult[Observation]:
+        return self._thread.call(self.reset_async, seed)
 
     def step(self, action: Any) -> StepResult[Observation]:
         return self._thread.call(self.step_async, action)
@@ -320,7 +320,7 @@ class FleetEnvClient:
     # -- inside ---------------------------------------------------------------------------------------
 
     async def _manager(self, method: str, path: str, document: Any = None, timeout: float | None = None) -> Any:
-        self._keep_alive()
+        self.keep_alive()
         headers = dict(self._headers)
         if self._fleet_env is not None:
             token = await self._fleet_env.plane.runner_token()
@@ -330,7 +330,7 @@ class FleetEnvClient:
         reply = await send(method, f"{self._base}{path}", timeout=seconds, document=document, headers=headers)
         return reply.json()
 
-    def _keep_alive(self) -> None:
+    def keep_alive(self) -> None:
         """Send heartbeats where the plane wants them, from whichever loop is in use."""
         interval = self._fleet_env.data.heartbeat_interval if self._fleet_env is not None else None
         if interval is None or self._fleet_env is None or self._fleet_env.is_closed:

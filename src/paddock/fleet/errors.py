@@ -7,6 +7,7 @@ FleetError
 ├── PlaneError             an HTTP answer that is an error
 │   └── InstanceLimit
 ├── ProtocolError          an answer that cannot be understood
+│   ├── Unsendable         a request that cannot be written down
 │   └── RpcFailure         a JSON-RPC error
 ├── InstanceGone           the instance ended: nothing can be retried
 ├── ProvisioningFailed     no instance could be made
@@ -44,13 +45,13 @@ class Unreachable(FleetError, ConnectionError):
 
 class AnswerLost(FleetError, ConnectionError):
     code = "FLEET_ANSWER_LOST"
-    ran = None
+    ran: bool | None = None
     transient = True
 
 
 class FleetTimeout(FleetError, TimeoutError):
     code = "FLEET_TIMEOUT"
-    ran = None
+    ran: bool | None = None
     transient = True
 
 
@@ -60,16 +61,22 @@ class PlaneError(FleetError):
     code = "FLEET_PLANE_ERROR"
 
     def __init__(
-        self, message: str, /, *, status: int, detail: Any = None, retry_after: float | None = None, **data: Any
+        self,
+        message: str,
+        /,
+        *,
+        status: int,
+        detail: Any = None,
+        retryable: bool | None = None,
+        retry_after: float | None = None,
     ) -> None:
-        super().__init__(message, status=status, **data)
+        super().__init__(message, status=status)
         self.status = status
         self.detail = detail
         self.retry_after = retry_after
         # An error status below 500 refuses the request; above, the work may have been done before it failed.
         self.ran = False if status < 500 else None
-        stated = detail.get("retryable") if isinstance(detail, dict) else None
-        self.transient = stated if isinstance(stated, bool) else status in TRANSIENT_STATUSES
+        self.transient = status in TRANSIENT_STATUSES if retryable is None else retryable
 
 
 TRANSIENT_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524))
@@ -83,7 +90,14 @@ class InstanceLimit(PlaneError):
 
 class ProtocolError(FleetError, ValueError):
     code = "FLEET_PROTOCOL_ERROR"
-    ran = None
+    ran: bool | None = None
+
+
+class Unsendable(ProtocolError):
+    """The request cannot be written down, so it was not sent."""
+
+    code = "FLEET_UNSENDABLE"
+    ran: bool | None = False
 
 
 class RpcFailure(ProtocolError):
@@ -125,7 +139,7 @@ class ToolCallFailed(FleetError, RuntimeError):
 
 class OutcomeUnknown(ToolCallFailed):
     code = "FLEET_OUTCOME_UNKNOWN"
-    ran = None
+    ran: bool | None = None
 
 
 class VerifierInvalid(FleetError, ValueError):

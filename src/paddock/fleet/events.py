@@ -79,7 +79,7 @@ class FleetEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutStarted(FleetEvent):
-    name = "fleet_rollout_started"
+    name: ClassVar[str] = "fleet_rollout_started"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class RolloutCompleted(FleetEvent):
     """The one end of a rollout. `reason` is always there; `failure_reason` only when the grade is not to be trusted
     or the episode did not end as episodes should."""
 
-    name = "fleet_rollout_completed"
+    name: ClassVar[str] = "fleet_rollout_completed"
     reason: str
     failure_reason: str | None
     step_count: int
@@ -99,7 +99,7 @@ class RolloutCompleted(FleetEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ProvisioningCompleted(FleetEvent):
-    name = "fleet_provisioning_completed"
+    name: ClassVar[str] = "fleet_provisioning_completed"
     provisioning_time_s: float
     queue_time_s: float
     instance_id: str
@@ -109,39 +109,39 @@ class ProvisioningCompleted(FleetEvent):
 class Failed(FleetEvent):
     """A failure, by its type; the message never holds a key."""
 
-    level = "error"
+    level: ClassVar[Level] = "error"
     error_type: str
     error_message: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retry(Failed):
-    level = "warning"
+    level: ClassVar[Level] = "warning"
     attempt: int
     retry_delay_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class MakeRetry(Retry):
-    name = "fleet_make_retry"
+    name: ClassVar[str] = "fleet_make_retry"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MakeFailed(Failed):
-    name = "fleet_make_failed"
+    name: ClassVar[str] = "fleet_make_failed"
     attempt: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvResetFailed(Failed):
-    name = "fleet_env_reset_failed"
-    level = "warning"
+    name: ClassVar[str] = "fleet_env_reset_failed"
+    level: ClassVar[Level] = "warning"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenshotFailed(Failed):
-    name = "fleet_screenshot_failed"
-    level = "warning"
+    name: ClassVar[str] = "fleet_screenshot_failed"
+    level: ClassVar[Level] = "warning"
     step_count: int
 
 
@@ -149,7 +149,7 @@ class ScreenshotFailed(Failed):
 class ToolCallFailedEvent(Failed):
     """The call itself failed: no result came back."""
 
-    name = "fleet_tool_call_failed"
+    name: ClassVar[str] = "fleet_tool_call_failed"
     step_count: int
     max_steps: int
     tool_name: str
@@ -159,8 +159,8 @@ class ToolCallFailedEvent(Failed):
 class McpToolError(FleetEvent):
     """The tool ran and said that it failed."""
 
-    name = "fleet_mcp_tool_error"
-    level = "warning"
+    name: ClassVar[str] = "fleet_mcp_tool_error"
+    level: ClassVar[Level] = "warning"
     step_count: int
     max_steps: int
     tool_name: str
@@ -169,26 +169,26 @@ class McpToolError(FleetEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierFailed(Failed):
-    name = "fleet_verifier_failed"
+    name: ClassVar[str] = "fleet_verifier_failed"
     step_count: int
     failure_reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListToolsRetry(Retry):
-    name = "fleet_list_tools_retry"
+    name: ClassVar[str] = "fleet_list_tools_retry"
     endpoint: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListToolsExhausted(Failed):
-    name = "fleet_list_tools_exhausted"
+    name: ClassVar[str] = "fleet_list_tools_exhausted"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListToolsPartial(FleetEvent):
-    name = "fleet_list_tools_partial"
-    level = "warning"
+    name: ClassVar[str] = "fleet_list_tools_partial"
+    level: ClassVar[Level] = "warning"
     failed_endpoints: tuple[str, ...]
     tool_count: int
     error_message: str
@@ -196,22 +196,21 @@ class ListToolsPartial(FleetEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCollision(FleetEvent):
-    name = "fleet_tool_collision"
-    level = "warning"
-    tool_name: str
-    endpoints: tuple[str, ...]
+    name: ClassVar[str] = "fleet_tool_collision"
+    level: ClassVar[Level] = "warning"
+    tool_names: tuple[str, ...]
     policy: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallToolRetry(Retry):
-    name = "fleet_call_tool_retry"
+    name: ClassVar[str] = "fleet_call_tool_retry"
     tool_name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallToolExhausted(Failed):
-    name = "fleet_call_tool_exhausted"
+    name: ClassVar[str] = "fleet_call_tool_exhausted"
     tool_name: str
 
 
@@ -219,18 +218,18 @@ class CallToolExhausted(Failed):
 class CloseFailed(Failed):
     """An instance could not be ended; it lives until its time to live is over, or until a sweep."""
 
-    name = "fleet_close_failed"
+    name: ClassVar[str] = "fleet_close_failed"
     instance_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeartbeatFailed(Failed):
-    name = "fleet_heartbeat_failed"
-    level = "warning"
+    name: ClassVar[str] = "fleet_heartbeat_failed"
+    level: ClassVar[Level] = "warning"
     instance_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceFailed(Failed):
-    name = "fleet_trace_failed"
-    level = "warning"
+    name: ClassVar[str] = "fleet_trace_failed"
+    level: ClassVar[Level] = "warning"

@@ -7,6 +7,7 @@ a client that was never closed leaves no socket behind.
 from __future__ import annotations
 
 import asyncio
+import json
 import weakref
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -16,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import orjson
 
-from paddock.fleet.errors import AnswerLost, FleetError, InstanceLimit, PlaneError, ProtocolError, Unreachable
+from paddock.fleet.errors import (
+    AnswerLost,
+    FleetError,
+    InstanceLimit,
+    PlaneError,
+    ProtocolError,
+    Unreachable,
+    Unsendable,
+)
 from paddock.fleet.retry import within
 from paddock.protocol.redact import redact
 
@@ -42,10 +51,7 @@ class Reply:
 
     def json(self) -> Any:
         """Raises ProtocolError."""
-        try:
-            return orjson.loads(self.body)
-        except ValueError as error:
-            raise ProtocolError(f"the answer is not JSON: {shown(self.body)}") from error
+        return decoded(self.body)
 
 
 _sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, Any]]
@@ -113,28 +119,48 @@ def encoded(document: Any, headers: Mapping[str, str] | None) -> tuple[bytes | N
     if document is None:
         return None, sent
     sent["Content-Type"] = "application/json"
-    return orjson.dumps(document), sent
+    try:
+        return orjson.dumps(document), sent
+    except TypeError:
+        # Agents write integers of any length and broken characters; the slow writer knows both.
+        try:
+            return json.dumps(document, allow_nan=False).encode(), sent
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Unsendable(f"this cannot be written as JSON: {error}") from error
+
+
+def decoded(body: bytes | str) -> Any:
+    """Raises ProtocolError."""
+    try:
+        return orjson.loads(body)
+    except ValueError as error:
+        raise ProtocolError(f"the answer is not JSON: {redact(shown(body))}") from error
 
 
 def checked(reply: Reply, method: str, url: str) -> Reply:
     """The reply, if it is not an error."""
     if reply.status < 300:
         return reply
-    detail = detail_of(reply.body)
+    detail, retryable = read_error(reply.body)
     said = detail.get("message") if isinstance(detail, dict) else detail
     message = f"{method} {url} answered {reply.status}: {redact(shown(said))}"
     kind = detail.get("error_type") if isinstance(detail, dict) else None
     error = InstanceLimit if kind == "instance_limit_exceeded" else PlaneError
-    raise error(message, status=reply.status, detail=detail, retry_after=retry_after(reply.headers))
+    wait = retry_after(reply.headers)
+    raise error(message, status=reply.status, detail=detail, retryable=retryable, retry_after=wait)
 
 
-def detail_of(body: bytes) -> Any:
-    """What an error body says: its `detail` if it has one, else all of it."""
+def read_error(body: bytes) -> tuple[Any, bool | None]:
+    """What an error body says, which is its `detail` if it has one, and whether it says that a retry may help."""
     try:
         document = orjson.loads(body)
     except ValueError:
-        return body.decode(errors="replace")
-    return document.get("detail", document) if isinstance(document, dict) else document
+        return body.decode(errors="replace"), None
+    if not isinstance(document, dict):
+        return document, None
+    detail = document.get("detail", document)
+    stated = [level.get("retryable") for level in (detail, document) if isinstance(level, dict)]
+    return detail, next((value for value in stated if isinstance(value, bool)), None)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -14,10 +14,9 @@ import weakref
 from typing import Any
 
 import aiohttp
-import orjson
 
 from paddock.fleet.errors import AnswerLost, FleetError, PlaneError, ProtocolError, RpcFailure
-from paddock.fleet.http import Reply, checked, connections, encoded, failure, send, shown
+from paddock.fleet.http import Reply, checked, connections, decoded, encoded, failure, send, shown
 from paddock.fleet.sse import EventReader
 from paddock.protocol.mcp import SESSION_VERSIONS, STATELESS_VERSION, UNSUPPORTED_VERSION
 from paddock.protocol.redact import redact
@@ -68,7 +67,7 @@ class McpEndpoint:
     async def call_tool(self, name: str, arguments: dict[str, Any], key: str | None = None) -> dict[str, Any]:
         """The result of one call, sent once. `key` names the call for servers that repeat safely."""
         params: dict[str, Any] = {"name": name, "arguments": arguments}
-        await self._ready()
+        await self.ready()
         if key is not None and self.repeats_safely:
             params["_meta"] = {IDEMPOTENCY_KEY: key}
         return await self._request("tools/call", params)
@@ -84,7 +83,8 @@ class McpEndpoint:
 
     # -- the conversation -----------------------------------------------------------------------------
 
-    async def _ready(self) -> None:
+    async def ready(self) -> None:
+        """Agree with the server on how to speak, once."""
         if self._version is not None:
             return
         lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
@@ -110,7 +110,7 @@ class McpEndpoint:
         self._version = version
 
     async def _request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        await self._ready()
+        await self.ready()
         named = self._session
         try:
             return (await self._post(method, params))[0]
@@ -120,7 +120,7 @@ class McpEndpoint:
                 raise
         if self._session == named:
             self._session, self._version = None, None
-        await self._ready()
+        await self.ready()
         return (await self._post(method, params))[0]
 
     async def _post(self, method: str, params: dict[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -176,15 +176,14 @@ class McpEndpoint:
                 raise AnswerLost(f"POST {self.url}: the stream ended before the answer")
         return found
 
-    async def _search(self, response: aiohttp.ClientResponse, reader: EventReader, number: int) -> dict[str, Any] | None:
+    async def _search(
+        self, response: aiohttp.ClientResponse, reader: EventReader, number: int
+    ) -> dict[str, Any] | None:
         """The answer to request `number`, or None if the stream ends or breaks without it."""
         try:
             async for piece in response.content.iter_any():
                 for event in reader.feed(piece):
-                    try:
-                        document = orjson.loads(event.data)
-                    except ValueError as error:
-                        raise ProtocolError(f"{self.url}: an event is not JSON: {shown(event.data)}") from error
+                    document = decoded(event.data)
                     if isinstance(document, dict) and "method" in document and "id" in document:
                         await self._answer(document)
                     elif (ours := _ours(document, number)) is not None:

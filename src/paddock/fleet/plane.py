@@ -208,7 +208,8 @@ class Plane:
     async def delete(self, instance_id: str) -> None:
         """End an instance. One that has ended already is as good."""
         try:
-            await self._repeated("DELETE", f"/v1/env/instances/{instance_id}", DELETE_SECONDS)
+            name = {"X-Request-ID": str(uuid.uuid4())}
+            await self._repeated("DELETE", f"/v1/env/instances/{instance_id}", DELETE_SECONDS, headers=name)
         except PlaneError as error:
             if error.status not in GONE_STATUSES:
                 raise

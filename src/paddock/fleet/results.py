@@ -6,8 +6,8 @@ a list. A result that says it is an error becomes `{"error": …}`, which is not
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import json
+from typing import Any, Never
 
 import orjson
 
@@ -72,12 +72,16 @@ def _image(block: dict[str, Any]) -> dict[str, Any]:
 
 def _parsed(text: str) -> Any:
     try:
-        value = orjson.loads(text)
-    except ValueError:
-        return text
-    if isinstance(value, float) and not math.isfinite(value):
+        # The slow reader keeps integers of any length as they are.
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
         return text
     if isinstance(value, dict) and "base64_image" in value:
         image = value["base64_image"]
         return [_image({"data": image})] if image else NO_IMAGE
     return value
+
+
+def _refuse(text: str) -> Never:
+    """NaN and infinities are not JSON: a text with one stays a text."""
+    raise ValueError(text)

@@ -27,9 +27,7 @@ def convert_tool_format(tool: dict[str, Any]) -> dict[str, Any]:
 
 def parameters(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema of a tool's arguments: an object with `properties` and `required` whatever came in."""
-    definitions = {
-        f"#/{key}/{name}": body for key in DEFINITIONS for name, body in (schema.get(key) or {}).items()
-    }
+    definitions = {f"#/{key}/{name}": body for key in DEFINITIONS for name, body in (schema.get(key) or {}).items()}
     kept: dict[str, Any] = {}
     inlined = _inlined(schema, definitions, (), kept)
     properties = {name: _normal(body) for name, body in (inlined.get("properties") or {}).items()}
@@ -45,7 +43,7 @@ def parameters(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inlined(node: Any, definitions: dict[str, Any], inside: tuple[str, ...], kept: dict[str, Any]) -> Any:
-    """`node` with references replaced by what they refer to. `kept` gathers the definitions that contain themselves."""
+    """`node` with references replaced by what they refer to. `kept` gathers definitions that contain themselves."""
     if isinstance(node, list):
         return [_inlined(member, definitions, inside, kept) for member in node]
     if not isinstance(node, dict):

@@ -25,22 +25,28 @@ class LoopThread:
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
         """Run an async function on the thread's loop and wait for its result."""
-        with self._lock:
-            if self._running is None:
-                self._running = _Running(self._name)
-                weakref.finalize(self, self._running.stop)
-            running = self._running
 
         async def work() -> T:
             return await function(*arguments, **named)
 
-        future = running.submit(work())
+        # Under the lock, so that `close` cannot stop the loop between the two and leave the caller waiting.
+        with self._lock:
+            if self._running is None:
+                self._running = _Running(self._name)
+                weakref.finalize(self, self._running.stop)
+            future = self._running.submit(work())
         try:
             return future.result()
         except BaseException:
             # The caller was interrupted: what it waited for has no owner any more.
             future.cancel()
             raise
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is on this very thread."""
+        running = self._running
+        return running is not None and running.is_current
 
     def close(self) -> None:
         """End the thread. A later call starts another."""
@@ -58,6 +64,10 @@ class _Running:
         self._thread.start()
         self._loop = started.result()
 
+    @property
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
@@ -65,7 +75,7 @@ class _Running:
         if not self._ended.is_set():
             self._ended.set()
             self._loop.call_soon_threadsafe(self._loop.stop)
-        if threading.current_thread() is not self._thread:
+        if not self.is_current:
             self._thread.join()
 
 

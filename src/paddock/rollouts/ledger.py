@@ -63,4 +63,4 @@ def recover(store: Store) -> Recovery:
 
 
 def _end(entry: SandboxEntry) -> bool:
-    return end_leftover(entry.host_pid, entry.host_start_time, entry.paths)
+    return end_leftover(entry.host_pid, entry.host_start_time, entry.paths, sandbox_id=entry.sandbox_id)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from paddock.rollouts.agents.base import Installed
     from paddock.rollouts.capture import Upstream
     from paddock.rollouts.plan import Plan
     from paddock.rollouts.sandbox.base import Sandbox
@@ -147,7 +146,7 @@ class Rollout:
         async with self._agent_sandbox(spec) as sandbox:
             async with self._stage("setup", self._timeouts.setup, TaskError):
                 await stage(self.task, sandbox, timeout=self._timeouts.setup)
-            ended = await self._run_agent(sandbox, installed)
+            ended = await self._run_agent(sandbox)
             sealed = await self._seal(sandbox)
         outcome, error = self._judge(ended, self.record.usage.get("killed_for"))
         if not outcome.keeps_reward:
@@ -182,8 +181,7 @@ class Rollout:
             timeout=self._timeouts.sandbox,
         )
 
-    async def _run_agent(self, sandbox: Sandbox, installed: Installed) -> AgentExit:
-        limit = self.plan.agent_timeout or self._timeouts.agent
+    async def _run_agent(self, sandbox: Sandbox) -> AgentExit:
         settings = CaptureSettings(
             mode=self.plan.mode,
             budget=self.plan.budget,
@@ -202,7 +200,6 @@ class Rollout:
         self._capture = capture
         self._mask = Mask.of_endpoint(self.plan.endpoint, (capture.secret, *self.plan.secrets))
         listener, port = await sandbox.expose(PORT)
-        await capture.serve(listener)
         assignment = Assignment(
             instruction=sandbox.localize(self.task.instruction),
             base_url=f"http://127.0.0.1:{port}/v1",
@@ -210,14 +207,24 @@ class Rollout:
             max_tokens=self.plan.budget.max_tokens_per_call,
             context_tokens=self.plan.context_tokens,
         )
+        with listener:
+            try:
+                await capture.serve(listener)
+                async with self._stage("agent", None, AgentError):
+                    return await self._follow_agent(sandbox, assignment)
+            finally:
+                await unhurried(self._stop_agent(capture, sandbox))
+
+    async def _follow_agent(self, sandbox: Sandbox, assignment: Assignment) -> AgentExit:
+        limit = self.plan.agent_timeout or self._timeouts.agent
+        deadline = time.monotonic() + limit
         try:
-            async with self._stage("agent", None, AgentError):
-                deadline = time.monotonic() + limit
+            async with asyncio.timeout(limit):
                 self._agent = await self.plan.agent.begin(sandbox, assignment, self._report)
-                self.record.agent_session = self._agent.session
-                return await self._agent.wait(max(0.1, deadline - time.monotonic()))
-        finally:
-            await unhurried(self._stop_agent(capture, sandbox))
+        except TimeoutError:
+            return AgentExit(None, timed_out=True)
+        self.record.agent_session = self._agent.session
+        return await self._agent.wait(max(0.1, deadline - time.monotonic()))
 
     async def _stop_agent(self, capture: Capture, sandbox: Sandbox) -> None:
         """Nothing is generated and nothing runs in the sandbox after this; its last words are kept."""

@@ -59,7 +59,9 @@ class Live:
 class Hosting:
     """All instances of a plane."""
 
-    def __init__(self, settings: PlaneSettings, database: Database, *, api_key: str, runner_token: str | None) -> None:
+    def __init__(
+        self, settings: PlaneSettings, database: Database, *, api_key: str, runner_token: str | None
+    ) -> None:
         self._settings = settings
         self._database = database
         self._api_key = api_key if settings.gate else None
@@ -82,7 +84,9 @@ class Hosting:
     async def open(self) -> None:
         """End what an earlier plane left, and begin to warm up."""
         left = await self._database.run(records.end_left_over, PLANE_GONE)
-        killed = [found.pid for found in left if found.pid is not None and kill_left_over(found.pid, found.started_ticks)]
+        killed = [
+            found.pid for found in left if found.pid is not None and kill_left_over(found.pid, found.started_ticks)
+        ]
         if killed:
             logger.warning("killed %d processes that an earlier plane left behind", len(killed))
         for folder in (self._folder, self._settings.state / "warm"):
@@ -93,7 +97,9 @@ class Hosting:
     async def close(self) -> None:
         """Stop every instance and every waiting process."""
         self._closing = True
-        await asyncio.gather(*(self._end(live, "stopped", "the plane was stopped") for live in list(self._live.values())))
+        await asyncio.gather(
+            *(self._end(live, "stopped", "the plane was stopped") for live in list(self._live.values()))
+        )
         await self.pool.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._settings.end_seconds)
@@ -110,11 +116,10 @@ class Hosting:
         # Shielded: a row without a start, or a start that nobody watches, must not come to be.
         return await asyncio.shield(self._own(self._create(order)))
 
-    async def stop(self, instance_id: str, request_id: str | None = None) -> None:
-        """End an instance on demand. One that has ended already stays as it is."""
+    async def stop(self, instance_id: str, request_id: str | None = None) -> bool:
+        """End an instance on demand, and wait until it has. Whether it was this call that ended it."""
         live = self._live.get(instance_id)
-        if live is not None:
-            await self._end(live, "stopped", "it was deleted", request_id)
+        return live is not None and await self._end(live, "stopped", "it was deleted", request_id)
 
     async def stop_run(self, run_id: str | None) -> list[Instance]:
         """End all instances of a run, or all there are; those that this call ended."""
@@ -156,7 +161,9 @@ class Hosting:
             await self._end(live, "stopped", "the plane was stopped")
             raise StartFailed("the plane was stopped", passing=True)
         left = order.ttl_seconds - (time.monotonic() - began)
-        live.set_timer("ttl", left, partial(self._expire, live, f"its time to live of {order.ttl_seconds} s was over"))
+        live.set_timer(
+            "ttl", left, partial(self._expire, live, f"its time to live of {order.ttl_seconds} s was over")
+        )
         live.start = asyncio.create_task(self._start(live), name=f"start-{order.instance_id}")
         await asyncio.wait([live.start], timeout=order.max_wait_seconds)
         if not live.start.done():
@@ -180,14 +187,33 @@ class Hosting:
     async def _start(self, live: Live) -> Instance:
         order = live.order
         async with self.pool.turn():
-            folder = self.folder_of(order.instance_id)
-            folder.mkdir(mode=0o700)
+            self.folder_of(order.instance_id).mkdir(mode=0o700)
             live.process = process = await self.pool.take()
-            process.move_log(folder / "instance.log")
-            await self._database.run(records.mark_process, order.instance_id, process.pid, process.started_ticks)
-            environment = self._settings.environment(order.env_key)
-            assert environment is not None
-            wanted = {
+            try:
+                port = await self._bring_up(live, process)
+            except StartFailed:
+                if process.is_alive or not process.was_warm:
+                    raise
+                # It may have died long before it was asked; one that is started now has no such excuse.
+                live.process = process = await self.pool.take(fresh=True)
+                port = await self._bring_up(live, process)
+        found = await self._database.run(records.mark_running, order.instance_id, port)
+        if found is None:
+            raise StartFailed("it was ended while it started", passing=False)
+        process.ended.add_done_callback(partial(self._has_died, live))
+        self._expect_heartbeat(live)
+        self.start_seconds.append(time.monotonic() - live.began)
+        return found
+
+    async def _bring_up(self, live: Live, process: InstanceProcess) -> int:
+        """Tell a process what it is to be, and wait until it serves; its port."""
+        order, folder = live.order, self.folder_of(live.order.instance_id)
+        environment = self._settings.environment(order.env_key)
+        assert environment is not None
+        process.move_log(folder / "instance.log")
+        await self._database.run(records.mark_process, order.instance_id, process.pid, process.started_ticks)
+        process.send(
+            {
                 "instance_id": order.instance_id,
                 "env_key": order.env_key,
                 "version": order.version,
@@ -201,17 +227,10 @@ class Hosting:
                 "folder": str(folder.absolute()),
                 "host": self._settings.host,
             }
-            process.send(wanted)
-            if self._faults:
-                process.send({"faults": self._faults})
-            port = await process.wait_until_serving(self._settings.start_seconds)
-        found = await self._database.run(records.mark_running, order.instance_id, port)
-        if found is None:
-            raise StartFailed("it was ended while it started", passing=False)
-        process.ended.add_done_callback(partial(self._has_died, live))
-        self._expect_heartbeat(live)
-        self.start_seconds.append(time.monotonic() - live.began)
-        return found
+        )
+        if self._faults:
+            process.send({"faults": self._faults})
+        return await process.wait_until_serving(self._settings.start_seconds)
 
     # -- to the end -----------------------------------------------------------------------------------
 
@@ -230,14 +249,14 @@ class Hosting:
             logger.warning("instance %s: %s", live.order.instance_id, reason)
             self._own(self._end(live, "error", reason))
 
-    async def _end(self, live: Live, status: str, reason: str, request_id: str | None = None) -> None:
-        """The only way an instance ends. Whoever comes later waits for the first."""
-        if live.ending is None:
+    async def _end(self, live: Live, status: str, reason: str, request_id: str | None = None) -> bool:
+        """The only way an instance ends. Whoever comes later waits for the first. Whether this was the first."""
+        is_first = live.ending is None
+        if is_first:
             live.end_reason = reason
-            live.ending = asyncio.create_task(self._wind_up(live, status, reason, request_id))
-            self._tasks.add(live.ending)
-            live.ending.add_done_callback(self._tasks.discard)
+            live.ending = self._own(self._wind_up(live, status, reason, request_id))
         await self._finish(live)
+        return is_first
 
     async def _finish(self, live: Live) -> None:
         if live.ending is not None:

@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections import deque
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paddock.fleet.control.process import InstanceProcess
@@ -74,9 +75,9 @@ class Pool:
             if not self.asked:
                 self._wanted.set()
 
-    async def take(self) -> InstanceProcess:
-        """A process for the caller, who must end it."""
-        while self._idle:
+    async def take(self, *, fresh: bool = False) -> InstanceProcess:
+        """A process for the caller, who must end it; with `fresh` one that has not waited."""
+        while self._idle and not fresh:
             process = self._idle.popleft()
             if process.is_alive:
                 return process
@@ -95,12 +96,13 @@ class Pool:
                 except OSError as error:
                     await self._recover(f"no process can be started: {error}")
                     continue
+                process.was_warm = True
                 self._idle.append(process)
-                process.ended.add_done_callback(lambda _, process=process: self._lost(process))
+                process.ended.add_done_callback(partial(self._lost, process))
                 # Let those go first who came meanwhile.
                 await asyncio.sleep(0)
 
-    def _lost(self, process: InstanceProcess) -> None:
+    def _lost(self, process: InstanceProcess, ended: asyncio.Future[int]) -> None:
         if process not in self._idle:
             return
         self._idle.remove(process)

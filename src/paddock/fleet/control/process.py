@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import threading
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,8 @@ class InstanceProcess:
         self._input: asyncio.WriteTransport | None = None
         self._first_line = _FirstLine(loop.create_future())
         self.log = log
+        self.was_warm = False
+        """Whether it waited before it was needed."""
         self.pid = child.pid
         self.started_ticks = started_ticks(child.pid)
         self.ended: asyncio.Future[int] = loop.create_future()
@@ -58,18 +61,7 @@ class InstanceProcess:
     @classmethod
     async def start(cls, command: Sequence[str], log: Path) -> InstanceProcess:
         """Start the process; what it says on standard error goes to `log`."""
-        environment = {name: value for name, value in os.environ.items() if name not in OWN_SECRETS}
-        with log.open("ab") as errors:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                bufsize=0,
-                env=environment,
-                start_new_session=True,
-            )
-        process = cls(child, log)
+        process = cls(_spawn(command, log), log)
         process._watch()
         try:
             await process._connect()
@@ -92,7 +84,9 @@ class InstanceProcess:
         if line is None:
             async with asyncio.timeout(KILLED_SECONDS):
                 code = await asyncio.shield(self.ended)
-            raise StartFailed(f"its process ended with code {code} before it served: {self.last_words()}", passing=True)
+            raise StartFailed(
+                f"its process ended with code {code} before it served: {self.last_words()}", passing=True
+            )
         try:
             told = orjson.loads(line)
             port, error = told.get("port"), told.get("error")
@@ -162,6 +156,20 @@ class InstanceProcess:
             self.ended.set_result(code)
 
 
+def _spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    environment = {name: value for name, value in os.environ.items() if name not in OWN_SECRETS}
+    with log.open("ab") as errors:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            bufsize=0,
+            env=environment,
+            start_new_session=True,
+        )
+
+
 class _FirstLine(asyncio.Protocol):
     """Keeps the first line of a stream, and reads on so that the writer never waits."""
 
@@ -200,8 +208,6 @@ def kill_left_over(pid: int, ticks: int | None) -> bool:
 
 
 def _kill_group(pid: int) -> None:
-    try:
+    # Neither error is one: nobody is left in the group, or nobody who can be killed.
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        # Nobody is left in it.
-        pass

@@ -197,7 +197,8 @@ def mark_heartbeat(connection: sqlite3.Connection, instance_id: str, region: str
     now = time.time()
     changed = connection.execute(
         "UPDATE instances SET last_heartbeat = CASE WHEN heartbeat_interval IS NULL THEN NULL ELSE ? END,"
-        " heartbeat_region = coalesce(?, heartbeat_region), updated_at = ? WHERE instance_id = ? AND status = 'running'",
+        " heartbeat_region = coalesce(?, heartbeat_region), updated_at = ?"
+        " WHERE instance_id = ? AND status = 'running'",
         (now, region, text_of(now), instance_id),
     ).rowcount
     return needed(connection, instance_id) if changed else None
@@ -215,9 +216,9 @@ def count_runs(connection: sqlite3.Connection, active: str, profile_id: str) -> 
     """Runs with their instances, the latest first. `active` is 'active', 'inactive' or 'all'."""
     having = {"active": "HAVING running_count > 0", "inactive": "HAVING running_count = 0", "all": ""}[active]
     rows = connection.execute(
-        f"SELECT run_id, sum({_ALIVE}) AS running_count, count(*) AS total_count, min(created_at) AS first_created_at,"
-        f" max(created_at) AS last_created_at FROM instances WHERE run_id IS NOT NULL GROUP BY run_id {having}"
-        " ORDER BY last_created_at DESC, run_id"
+        f"SELECT run_id, sum({_ALIVE}) AS running_count, count(*) AS total_count,"
+        " min(created_at) AS first_created_at, max(created_at) AS last_created_at"
+        f" FROM instances WHERE run_id IS NOT NULL GROUP BY run_id {having} ORDER BY last_created_at DESC, run_id"
     )
     return [{**dict(row), "profile_id": profile_id} for row in rows]
 

@@ -193,10 +193,9 @@ def _grade(connection: sqlite3.Connection, execution_id: str | None) -> dict[str
         return None
     result = found.get("result")
     score = result.get("score") if isinstance(result, dict) else result
-    is_number = isinstance(score, int | float) and found["success"]
     return {
         "success": found["success"],
-        "score": float(score) if is_number else None,
+        "score": float(score) if isinstance(score, int | float) and found["success"] else None,
         "stdout": found.get("stdout"),
         "execution_time_ms": found["execution_time_ms"],
         "result": result,

@@ -42,7 +42,9 @@ class HostedEnvironment:
                 hint="use letters, digits, '.', '_' and '-', and neither 'instances' nor 'runs'",
             )
         if not self.versions or not all(_KEY.fullmatch(version) for version in self.versions):
-            raise ConfigError(f"{self.env_key} has no usable version: {self.versions!r}", hint="name one, such as 'v1'")
+            raise ConfigError(
+                f"{self.env_key} has no usable version: {self.versions!r}", hint="name one, such as 'v1'"
+            )
         if self.default_version is not None and self.default_version not in self.versions:
             raise ConfigError(
                 f"the default version {self.default_version!r} of {self.env_key} is none of its versions",

@@ -84,9 +84,7 @@ def change_task(connection: sqlite3.Connection, key: str, given: Fields, team_id
     return needed_task(connection, key, team_id)
 
 
-def needed_task(
-    connection: sqlite3.Connection, key: str, team_id: str, version: str | None = None
-) -> dict[str, Any]:
+def needed_task(connection: sqlite3.Connection, key: str, team_id: str, version: str | None = None) -> dict[str, Any]:
     row = _row(connection, key)
     if row is None or (version is not None and row["version"] != version):
         raise _unknown(key)

@@ -101,23 +101,23 @@ def _listed(rows: dict[Any, Row], identities: Iterable[Any], table: str, ignored
     ]
 
 
-def _key_columns(connections: Iterable[sqlite3.Connection], table: str) -> tuple[str, ...]:
+def _key_columns(connections: tuple[sqlite3.Connection, ...], table: str) -> tuple[str, ...]:
+    """The columns that tell rows apart, in both databases."""
     described = [columns for one in connections if (columns := describe_columns(one, table))]
-    columns = described[-1]
-    declared = sorted((column["pk"], column["name"]) for column in columns if column["pk"])
-    if declared:
-        return tuple(name for _, name in declared)
-    if any(column["name"] == "id" for column in columns) and all(_is_unique(one, table, "id") for one in connections):
+    shared = set.intersection(*({column["name"] for column in columns} for columns in described))
+    declared = sorted((column["pk"], column["name"]) for column in described[-1] if column["pk"])
+    names = tuple(name for _, name in declared)
+    if names and shared.issuperset(names):
+        return names
+    if "id" in shared and all(_is_unique(one, table, "id") for one in connections):
         return ("id",)
     return ("rowid",)
 
 
 def _is_unique(connection: sqlite3.Connection, table: str, column: str) -> bool:
-    known = [name["name"] for name in describe_columns(connection, table)]
-    if not known:
+    """Whether no two rows have the same value, and none is empty. A table that is not there has no rows."""
+    if not describe_columns(connection, table):
         return True
-    if column not in known:
-        return False
     counted = f"SELECT COUNT(*) = COUNT(DISTINCT {quoted(column)}) FROM {quoted(table)}"
     return bool(connection.execute(counted).fetchone()[0])
 

@@ -10,10 +10,22 @@ Nothing here knows where tools come from; `environment` has those of Paddock and
 
 from __future__ import annotations
 
-from paddock.rollouts.loop.agent import Loop, LoopEnd, LoopLimits
+from paddock.rollouts.loop.agent import Loop, LoopAgent, LoopEnd, LoopLimits
 from paddock.rollouts.loop.batch import LoopBatch
+from paddock.rollouts.loop.plan import LoopPlan
 from paddock.rollouts.loop.rollout import LoopRollout
 from paddock.rollouts.loop.scene import Scene
 from paddock.rollouts.loop.tools import ToolResult, Tools
 
-__all__ = ["Loop", "LoopBatch", "LoopEnd", "LoopLimits", "LoopRollout", "Scene", "ToolResult", "Tools"]
+__all__ = [
+    "Loop",
+    "LoopAgent",
+    "LoopBatch",
+    "LoopEnd",
+    "LoopLimits",
+    "LoopPlan",
+    "LoopRollout",
+    "Scene",
+    "ToolResult",
+    "Tools",
+]

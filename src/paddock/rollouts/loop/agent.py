@@ -6,22 +6,24 @@ Knows a `Chat` and `Tools`. What a rollout is, who captures tokens and who keeps
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import orjson
 
-from paddock.errors import ConfigError
+from paddock.errors import AgentError, ConfigError
+from paddock.rollouts.agents.base import Agent, Installed
 from paddock.rollouts.loop.chat import ContextFull
 from paddock.rollouts.loop.tools import ToolResult
+from paddock.rollouts.trace import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from paddock.rollouts.agents.base import AgentRun, Assignment, Report
     from paddock.rollouts.loop.chat import Chat
     from paddock.rollouts.loop.tools import Part, Tools
-
-    Report = Callable[[str, dict[str, Any]], None]
+    from paddock.rollouts.sandbox.base import Sandbox
 
 SYSTEM = (
     "You work in an environment that you act on only through the given tools. Do the task by calling them. "
@@ -36,16 +38,37 @@ Reason = Literal["answer", "done", "steps", "time", "context"]
 class LoopLimits:
     steps: int = 50
     """Tool calls that are carried out."""
-    seconds: float = 900.0
     output_chars: int = 20_000
     """The text of one tool result; the middle of a longer one is left out."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not self.seconds > 0 or self.output_chars < 100:
+        if self.steps < 1 or self.output_chars < 100:
             raise ConfigError(
-                f"steps is {self.steps}, seconds is {self.seconds:g}, output_chars is {self.output_chars}",
-                hint="steps start at 1, output_chars at 100, and seconds are above 0",
+                f"steps is {self.steps}, output_chars is {self.output_chars}",
+                hint="steps start at 1, output_chars at 100",
             )
+
+
+class LoopAgent(Agent):
+    """The loop as a plan names it. It is run by `LoopRollout`, in no sandbox."""
+
+    name: ClassVar[str] = "loop"
+
+    def __init__(self, limits: LoopLimits | None = None, *, system: str | None = SYSTEM) -> None:
+        self.limits = limits or LoopLimits()
+        self.system = system
+
+    async def install(self, log: Callable[[str], None], *, timeout: float) -> Installed:
+        return Installed(version="")
+
+    async def begin(self, sandbox: Sandbox, assignment: Assignment, report: Report) -> AgentRun:
+        raise AgentError("the loop works with tools, not in a sandbox", hint="run it with LoopRollout")
+
+    def classify(self, body: dict[str, Any], headers: Mapping[str, str]) -> Role:
+        return Role.AGENT
+
+    def describe(self) -> dict[str, Any]:
+        return {"agent": self.name, **asdict(self.limits), "system": self.system}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +94,7 @@ class Loop:
     messages: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
 
-    async def run(self, offered: list[dict[str, Any]]) -> LoopEnd:
+    async def run(self, offered: list[dict[str, Any]], *, seconds: float) -> LoopEnd:
         """Until the model answers without a call, the place says done, or a limit is reached.
 
         Raises ModelError when the model gives no answer, and what `call_tool` raises.
@@ -80,7 +103,7 @@ class Loop:
             self.messages.append({"role": "system", "content": self.system})
         self.messages.append({"role": "user", "content": self.tools.prompt})
         try:
-            async with asyncio.timeout(self.limits.seconds) as limit:
+            async with asyncio.timeout(seconds) as limit:
                 return await self._converse(offered)
         except TimeoutError:
             if not limit.expired():
@@ -162,7 +185,7 @@ class Wanted:
         name, given = str(function.get("name") or ""), function.get("arguments")
         own = str(call.get("id") or f"call_{number}")
         try:
-            arguments = orjson.loads(given) if isinstance(given, str) and given.strip() else given or {}
+            arguments = orjson.loads(given.strip() or "{}") if isinstance(given, str) else given or {}
         except orjson.JSONDecodeError as error:
             told = f"Error: the arguments of {name!r} are not valid JSON ({error}): {str(given)[:SHOWN]}"
             return cls(own, name, problem=told)

@@ -10,10 +10,12 @@ if TYPE_CHECKING:
 
 
 class Scene(Protocol):
-    """Made for one rollout. Everything but `close` may raise PaddockError; a broken scene has outcome `environment`."""
+    """Made for one rollout. All but `close` may raise PaddockError: a broken scene is outcome `environment`."""
 
     kind: str
     """What a record names as its sandbox."""
+    is_scored: bool
+    """Whether somebody knows what the work is worth. If so, an unknown reward is outcome `verifier`."""
 
     async def open(self) -> None:
         """Get the place ready: make an instance, open a session."""

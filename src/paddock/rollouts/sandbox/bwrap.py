@@ -15,6 +15,7 @@ from paddock.errors import SandboxError
 from paddock.rollouts.sandbox import seccomp
 from paddock.rollouts.sandbox.base import HOME, TESTS, Mount, host_folder
 from paddock.rollouts.sandbox.launch import Launched, launch, program_text
+from paddock.rollouts.sandbox.leftovers import MARK
 from paddock.rollouts.sandbox.programs import find_bwrap, find_python, libraries_of
 from paddock.rollouts.sandbox.supervised import SupervisedSandbox, sealed, write_tests
 from paddock.rollouts.sandbox.wire import close_all
@@ -94,7 +95,7 @@ class BwrapSandbox(SupervisedSandbox):
         information, information_inside = os.pipe()
         given: list[int] = [information_inside]
         stage: list[str] = []
-        options: dict[str, Any] = {"env": {}}
+        options: dict[str, Any] = {"env": {MARK: self.id}}
         try:
             program = str(self._bwrap)
             sources = [str(mount.source.resolve()) for mount in self._mounts]
@@ -104,7 +105,7 @@ class BwrapSandbox(SupervisedSandbox):
                 program = f"/proc/self/fd/{given[-1]}"
                 libraries = [os.open(library, os.O_PATH) for library in libraries_of(self._bwrap)]
                 given += libraries
-                options["env"] = {"LD_PRELOAD": " ".join(f"/proc/self/fd/{library}" for library in libraries)}
+                options["env"]["LD_PRELOAD"] = " ".join(f"/proc/self/fd/{library}" for library in libraries)
                 if all(reachable(source) for source in sources):
                     options |= {"user": NOBODY, "group": NOBODY, "extra_groups": []}
                 else:

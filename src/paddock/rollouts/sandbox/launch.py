@@ -58,7 +58,7 @@ class Launched:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.supervisor, signal.SIGKILL)
         elif self.information is not None:
-            self.process.kill()
+            kill_group(self.process)
 
     async def last_words(self) -> str:
         """What was complained about, once the process has ended."""
@@ -85,7 +85,7 @@ async def wait_gone(launched: Launched, seconds: float) -> bool:
     pause = 0.001
     while not launched.gone:
         if loop.time() > deadline:
-            launched.process.kill()
+            kill_group(launched.process)
             return False
         await asyncio.sleep(pause)
         pause = min(0.02, pause * 1.5)
@@ -141,8 +141,14 @@ def end_unwanted(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
     """Nobody waits for this process any more."""
     if not starting.cancelled() and starting.exception() is None:
         process = starting.result()
-        process.kill()
+        kill_group(process)
         process.wait()
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Bubblewrap's child waits for its parent's word, and would wait for ever without it: both are in one group."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 _starters: tuple[int, ThreadPoolExecutor] | None = None

@@ -19,12 +19,24 @@ POLITE_SECONDS = 1.0
 FIRM_SECONDS = 5.0
 
 
-def end_leftover(host_pid: int | None, started: float | None, paths: Iterable[str | os.PathLike[str]]) -> bool:
+MARK = "PADDOCK_SANDBOX"
+"""The variable that names its sandbox to whoever looks at a process that helps to make one, or runs in a fallback."""
+
+
+def end_leftover(
+    host_pid: int | None,
+    started: float | None,
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    sandbox_id: str | None = None,
+) -> bool:
     """Kill a sandbox whose owner is gone, if the pid still is that process, and remove its paths.
 
-    Returns whether nothing of it is left. Blocks up to a few seconds.
+    Also ends what bears its mark: an owner that dies while a sandbox is being made leaves processes that wait for
+    ever, and whose number nobody has written down. Returns whether nothing is left. Blocks up to a few seconds.
     """
     gone = host_pid is None or process_start_time(host_pid) != started or _end(host_pid, started)
+    gone = (sandbox_id is None or end_marked(sandbox_id)) and gone
     for path in map(Path, paths):
         shutil.rmtree(path, ignore_errors=True)
         gone = gone and not path.exists()
@@ -60,9 +72,22 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def marked(name: str, value: str) -> list[int]:
-    """Processes that were started with this variable in their environment."""
-    mark = f"{name}={value}".encode()
+def end_marked(sandbox_id: str) -> bool:
+    """Kill every process that bears the mark of a sandbox. Returns whether none is left."""
+    deadline = time.monotonic() + FIRM_SECONDS
+    while found := marked(sandbox_id):
+        if time.monotonic() > deadline:
+            return False
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return True
+
+
+def marked(sandbox_id: str) -> list[int]:
+    """Processes that were started with the mark of a sandbox in their environment."""
+    mark = f"{MARK}={sandbox_id}".encode()
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -10,16 +10,14 @@ import asyncio
 import logging
 import os
 import re
-import signal
 import socket
 import sys
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from paddock.rollouts.sandbox.base import HOME, LOGS, TESTS, Command, host_folder
 from paddock.rollouts.sandbox.launch import Launched, launch, program_text
-from paddock.rollouts.sandbox.leftovers import marked
+from paddock.rollouts.sandbox.leftovers import MARK, end_marked
 from paddock.rollouts.sandbox.supervised import SupervisedSandbox, connected, write_tests
 
 if TYPE_CHECKING:
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MARK = "PADDOCK_SANDBOX"
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
@@ -137,13 +134,4 @@ class ProcessSandbox(SupervisedSandbox):
         finally:
             # Normally the supervisor leaves nobody. If it was killed itself, what it started still bears our mark.
             if self._launched is not None and self._launched.process.returncode != 0:
-                await asyncio.to_thread(self._kill_marked)
-
-    def _kill_marked(self) -> None:
-        for _ in range(20):
-            found = marked(MARK, self.id)
-            if not found:
-                return
-            for pid in found:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                await asyncio.to_thread(end_marked, self.id)

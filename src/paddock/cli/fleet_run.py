@@ -1,0 +1,107 @@
+"""`paddock fleet run tasks.json`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import click
+
+from paddock.cli import INTERRUPTED, complain, note, print_json
+from paddock.cli.fleet_place import explained, fetch, find_plane, plane_options
+from paddock.errors import TaskError
+
+BROKEN = 1
+
+
+@click.command("run")
+@click.argument("file", metavar="TASKS.json", type=click.Path(path_type=Path))
+@click.option("--model", required=True, help="URL, replay:FILE, local, vllm://REPO or hf-router://REPO:PROVIDER.")
+@click.option("--model-name", help="The model's name at the URL. Default: the first it lists.")
+@click.option("--vllm-url", help="Where the server of a vllm:// model is.")
+@click.option("--task", "task_keys", multiple=True, metavar="KEY", help="Only this task. Repeatable.")
+@click.option("-n", "--repeat", "n", default=1, show_default=True, help="Rollouts of each task.")
+@click.option("--parallel", default=8, show_default=True, help="Rollouts at a time.")
+@click.option("--max-steps", default=50, show_default=True, help="Tool calls that one rollout may make.")
+@click.option("--max-tokens", default=4096, show_default=True, help="Tokens that one model call may sample.")
+@click.option("--max-calls", default=200, show_default=True, help="Model calls that one rollout may make.")
+@click.option("--max-completion-tokens", type=int, help="Tokens that one rollout may sample in all.")
+@click.option("--timeout", "agent_timeout", type=float, help="Seconds for the agent. Default: 900.")
+@click.option("--ttl", "ttl_seconds", type=int, help="Seconds that an instance may live. Default: by modality.")
+@click.option("--temperature", default=1.0, show_default=True, help="Temperature of every call.")
+@click.option("--thinking/--no-thinking", default=None, help="Turn the model's thinking on or off.")
+@click.option("--partial-reward", is_flag=True, help="Give a failed task the share of its checks that passed.")
+@click.option("--retries", type=int, help="New tries after a failure outside the policy. Default: 2.")
+@click.option("--resume", "batch_id", metavar="BATCH", help="Go on with a batch that was stopped.")
+@click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
+@plane_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each rollout, as it ends.")
+def run(
+    file: Path,
+    task_keys: tuple[str, ...],
+    max_tokens: int,
+    max_calls: int,
+    max_completion_tokens: int | None,
+    url: str | None,
+    api_key: str | None,
+    state: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Run tasks with a tool-calling agent, capture every token, and have each graded by its verifier.
+
+    TASKS.json is a list of tasks, or {"tasks": […]}: task_key, prompt, env_key, and if you like env_version,
+    data_key, data_version, env_variables, task_modality, verifier_code. The key of the model is read from
+    PADDOCK_MODEL_API_KEY (or OPENAI_API_KEY, HF_TOKEN). Ends with 0 if every rollout has outcome ok, with 1 if not.
+    """
+    import asyncio
+
+    from paddock.cli.progress import RolloutProgress
+    from paddock.cli.rollout import report, run_until_signal
+    from paddock.fleet.run import read_tasks, run_tasks
+    from paddock.rollouts.batch import new_batch_id
+    from paddock.rollouts.limits import Budget
+    from paddock.rollouts.shown import summarize
+
+    chosen = select(read_tasks(file), task_keys, file)
+    plane = find_plane(url, api_key, state)
+    with explained(plane):
+        # A plane that is not there would break every rollout, each after its retries.
+        offered = {each["env_key"] for each in asyncio.run(fetch(plane, "/v1/env/"))}
+    for env_key in sorted({task["env_key"].partition(":")[0] for task in chosen} - offered):
+        note(f"warning: {plane.base_url} does not list an environment {env_key!r}")
+    # What goes wrong is in the records; a line in between would only tear the picture.
+    logging.getLogger("paddock").addHandler(logging.NullHandler())
+    batch_id = options["batch_id"] = options["batch_id"] or new_batch_id()
+    note(f"run {batch_id} at {plane.base_url}; if it is killed: paddock fleet rm --run {batch_id}")
+    budget = Budget(calls=max_calls, completion_tokens=max_completion_tokens, max_tokens_per_call=max_tokens)
+    with RolloutProgress(total=len(chosen) * options["n"], words=not as_json) as progress:
+
+        def settled(record: Any) -> None:
+            progress.settle(record)
+            if as_json:
+                print_json({**summarize(record), "metadata": record.metadata})
+
+        work = run_tasks(
+            chosen,
+            plane=plane,
+            budget=budget,
+            on_change=progress.show,
+            on_settled=settled,
+            log=progress.say,
+            **options,
+        )
+        result = run_until_signal(work)
+    if result is None:
+        complain("interrupted; what was under way is recorded as cancelled", f"go on with --resume {batch_id}")
+        return INTERRUPTED
+    report(result, as_json)
+    return 0 if all(record.outcome == "ok" for record in result.records) else BROKEN
+
+
+def select(tasks: list[dict[str, Any]], keys: tuple[str, ...], file: Path) -> list[dict[str, Any]]:
+    known = {task["task_key"] for task in tasks}
+    if missing := [key for key in keys if key not in known]:
+        raise TaskError(f"{file} has no task {missing[0]!r}", hint=f"there are {', '.join(sorted(known))[:500]}")
+    return [task for task in tasks if not keys or task["task_key"] in keys]

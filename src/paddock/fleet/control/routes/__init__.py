@@ -1,0 +1,1 @@
+"""The plane's HTTP surface: each module translates requests onto one part of the plane."""

@@ -1,0 +1,122 @@
+"""Real instance processes, and environments for them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from paddock.env import ToolEnvironment, tool
+from wire import Answer, Http
+
+KEY = "the-key"
+TOKEN = "the-token"
+MANAGER = "/notes/api/v1/env"
+SECONDS = 20.0
+
+
+class Loud(ToolEnvironment):
+    """Prints, fails, and says what it finds in its environment variables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        print("a line that nobody waits for", flush=True)
+
+    @tool
+    def variable(self, name: str) -> str:
+        return os.environ.get(name, "none")
+
+    @tool
+    def fail(self) -> str:
+        raise RuntimeError("it broke")
+
+    @tool
+    async def later(self) -> str:
+        return "later"
+
+
+class Unbuilt(ToolEnvironment):
+    def __init__(self) -> None:
+        raise RuntimeError("no room")
+
+
+class Instance:
+    """A running process of one instance."""
+
+    def __init__(self, folder: Path, **order: Any) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log = folder / "log"
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "paddock.fleet.instance"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**environment, **order.pop("process_environment", {})},
+            )
+        usual = {"instance_id": "i-1", "env_key": "notes", "target": "notes", "version": "v0.0.2", "image_type": None}
+        self.order = {**usual, "folder": str(folder), "host": "127.0.0.1", **order}
+        self.port = 0
+
+    def begin(self) -> dict[str, Any]:
+        """Give the order; what the process answers."""
+        self.tell(self.order)
+        assert self.process.stdout is not None
+        said: dict[str, Any] = json.loads(self.process.stdout.readline())
+        self.port = said.get("port", 0)
+        return said
+
+    def tell(self, document: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(document).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        with Http(self.port) as http:
+            return http.ask(method, path, body, sent)
+
+    def post(self, path: str, body: Any = None, **headers: str) -> Any:
+        return self.ask("POST", path, {} if body is None else body, **headers).json
+
+    def rpc(self, method: str, params: Any = None, path: str = "/mcp", **headers: str) -> Any:
+        call = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params or {}}
+        return self.post(path, call, **headers)
+
+    def call(self, tool: str, *, path: str = "/mcp", key: str | None = None, **arguments: Any) -> Any:
+        meta = {} if key is None else {"_meta": {"paddock/idempotency-key": key}}
+        return self.rpc("tools/call", {"name": tool, "arguments": arguments, **meta}, path)
+
+    def titles(self) -> list[str]:
+        notes = self.call("list_notes")["result"]["structuredContent"]["result"]
+        return [note["title"] for note in notes]
+
+    def end(self) -> int:
+        """Close its input, and wait for it."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            return self.process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            self.process.stdout.close()
+
+
+@contextmanager
+def running(folder: Path, **order: Any) -> Iterator[Instance]:
+    instance = Instance(folder, **order)
+    try:
+        said = instance.begin()
+        assert "port" in said, said
+        yield instance
+    finally:
+        instance.end()
