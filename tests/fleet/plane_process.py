@@ -56,21 +56,9 @@ class PlaneProcess:
 def plane_process(folder: Path, *options: str) -> Iterator[PlaneProcess]:
     """Up from its first word to its SIGTERM; it must end with 0."""
     state = folder / "plane"
-    command = [
-        sys.executable,
-        "-m",
-        "paddock",
-        "fleet",
-        "up",
-        "--port",
-        "0",
-        "--state",
-        str(state),
-        "--json",
-        *options,
-    ]
+    up = [sys.executable, "-m", "paddock", "fleet", "up", "--port", "0", "--state", str(state), "--json"]
     with (folder / "plane.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=plain_environment())
+        process = subprocess.Popen([*up, *options], stdout=subprocess.PIPE, stderr=log, env=plain_environment())
     assert process.stdout is not None
     try:
         told = process.stdout.readline()

@@ -23,6 +23,7 @@ from rollouts.played import run
 from .plane_process import PlaneProcess, adds, note_task, plane_process, played
 
 DONE = {"text": "Done."}
+slow = pytest.mark.end_to_end
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def test_a_record_tells_all_that_a_coding_agents_does(plane: PlaneProcess, store
 
 
 def test_a_submitted_answer_reaches_the_verifier_and_ends_the_episode(plane: PlaneProcess, store: Store) -> None:
-    code = "def verify(env, final_answer=None, conversation=None):\n    print(conversation)\n    return float(final_answer)"
+    code = "def verify(env, final_answer, conversation):\n    print(conversation)\n    return float(final_answer)"
     task = note_task("x", prompt="How many? Use submit_final_answer.", verifier_code=code)
     submits = {"tool": "submit_final_answer", "arguments": {"answer": "0.5"}}
     record = run(ran(plane, store, [task], {"turns": [submits, DONE]})).records[0]
@@ -106,6 +107,7 @@ def test_a_failing_tool_is_told_to_the_model(plane: PlaneProcess, store: Store) 
     assert "titel" in record.transcript[3]["content"]
 
 
+@slow
 def test_an_instance_that_expires_is_to_blame(plane: PlaneProcess, store: Store) -> None:
     script = {"turns": [adds("x"), {"tool": "list_notes"}, DONE], "faults": [{"turn": 1, "delay": 2.5}]}
     record = run(ran(plane, store, [note_task("x")], script, ttl_seconds=2)).records[0]
@@ -119,12 +121,14 @@ def test_an_unknown_environment_is_told_by_name(plane: PlaneProcess, store: Stor
     assert "'nodes' not found" in (record.error or "")
 
 
+@slow
 def test_steps_are_limited_and_the_work_is_graded(plane: PlaneProcess, store: Store) -> None:
     script = {"turns": [adds("x"), *[{"tool": "list_notes"}] * 9, DONE]}
     record = run(ran(plane, store, [note_task("x")], script, max_steps=3)).records[0]
     assert (record.outcome, record.reward, record.calls) == (Outcome.BUDGET, 1.0, 4)
 
 
+@slow
 def test_time_is_limited_and_the_work_is_graded(plane: PlaneProcess, store: Store) -> None:
     script = {"turns": [adds("x"), DONE], "faults": [{"turn": 1, "hang": 30}]}
     record = run(ran(plane, store, [note_task("x")], script, agent_timeout=1.5)).records[0]
@@ -132,6 +136,7 @@ def test_time_is_limited_and_the_work_is_graded(plane: PlaneProcess, store: Stor
     assert plane.alive() == []
 
 
+@slow
 def test_a_screen_is_shown_to_the_model(plane: PlaneProcess, store: Store) -> None:
     looks = {"tool": "computer", "arguments": {"action": "screenshot"}}
     task = note_task("x", task_modality="computer_use")
@@ -142,6 +147,7 @@ def test_a_screen_is_shown_to_the_model(plane: PlaneProcess, store: Store) -> No
     assert (shown["role"], shown["content"][0]["type"]) == ("user", "image_url")
 
 
+@slow
 def test_a_create_that_fails_for_a_while_is_made_once(plane: PlaneProcess, store: Store) -> None:
     plane.ask("POST", "/_lab/faults", {"method": "POST", "path": "^/v1/env/instances$", "status": 503, "times": 1})
     result = run(ran(plane, store, [note_task("x")], played("x")))
@@ -149,6 +155,7 @@ def test_a_create_that_fails_for_a_while_is_made_once(plane: PlaneProcess, store
     assert len(plane.instances(run_id=result.batch_id)) == 1
 
 
+@slow
 def test_a_member_that_broke_is_tried_again_as_a_new_rollout(plane: PlaneProcess, store: Store) -> None:
     script = {**played("x"), "faults": [{"turn": 0, "status": 401}]}
     result = run(ran(plane, store, [note_task("x")], script, retries=1))
@@ -190,6 +197,7 @@ def test_cancelling_while_instances_are_made_leaves_none(plane: PlaneProcess, st
     assert plane.alive(run_id="b-early") == []
 
 
+@slow
 def test_instances_of_others_are_left_alone(plane: PlaneProcess, store: Store) -> None:
     async def beside() -> bool | None:
         others = Plane(plane.address)
@@ -202,6 +210,7 @@ def test_instances_of_others_are_left_alone(plane: PlaneProcess, store: Store) -
     assert run(beside()) is False
 
 
+@slow
 def test_a_batch_that_was_stopped_goes_on_where_it_was(plane: PlaneProcess, store: Store) -> None:
     tasks = [note_task("milk"), note_task("bread")]
     first = run(ran(plane, store, tasks[:1], played("milk", "bread"), batch_id="b-again"))
@@ -234,7 +243,7 @@ def test_the_names_of_exports_are_understood() -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "[1]", '{"tasks": 3}', '[{"task_key": "k", "prompt": "p"}]'])
 def test_files_without_usable_tasks_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "tasks.json").write_text(text)
-    with pytest.raises(TaskError, match="tasks.json"):
+    with pytest.raises(TaskError, match=r"tasks\.json"):
         read_tasks(tmp_path / "tasks.json")
 
 

@@ -32,7 +32,7 @@ class Asked:
 
     @property
     def is_absent(self) -> bool:
-        return self.tools is None and isinstance(self.error, PlaneError) and self.error.status in ABSENT
+        return self.tools is None and self.error is not None and is_absence(self.error)
 
 
 class Listing:
@@ -120,4 +120,8 @@ class Listing:
 
 def _may_come_up(error: FleetError) -> bool:
     """An endpoint that is still starting refuses, fails, or is not known to its router yet."""
-    return error.transient or (isinstance(error, PlaneError) and error.status in ABSENT)
+    return error.transient or is_absence(error)
+
+
+def is_absence(error: FleetError) -> bool:
+    return isinstance(error, PlaneError) and error.status in ABSENT

@@ -18,13 +18,13 @@ from paddock.fleet.errors import FleetError
 from paddock.fleet.plane import Plane
 from paddock.fleet.scene import FleetScene
 from paddock.rollouts.batch import RETRIES, BatchResult, new_batch_id
-from paddock.rollouts.ledger import unhurried
 from paddock.rollouts.limits import Budget, Timeouts
 from paddock.rollouts.loop.agent import SYSTEM, LoopAgent, LoopLimits
 from paddock.rollouts.loop.batch import LoopBatch
 from paddock.rollouts.loop.plan import LoopPlan
 from paddock.rollouts.runs import opened
 from paddock.rollouts.task import Task
+from paddock.rollouts.unhurried import unhurried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -34,7 +34,7 @@ from paddock.fleet.events import (
     ToolCollision,
     ambient_context,
 )
-from paddock.fleet.listing import Asked, Listing
+from paddock.fleet.listing import Asked, Listing, is_absence
 from paddock.fleet.mcp import McpEndpoint
 from paddock.fleet.models import ListToolsAction
 from paddock.fleet.results import extract
@@ -138,6 +138,8 @@ class FleetMCPTools:
         return listing
 
     async def _list_failed(self, endpoint: McpEndpoint, failure: Failure) -> None:
+        if is_absence(failure.error) and failure.attempt == 1:
+            return  # An image without this endpoint is nothing to tell of; one that stays away is.
         self.bus.emit(
             ListToolsRetry(
                 context=self.context,

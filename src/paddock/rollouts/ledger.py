@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING
 from paddock.rollouts.sandbox import end_leftover, new_sandbox_id, open_sandbox
 from paddock.rollouts.sandbox.base import host_folder
 from paddock.rollouts.store import SandboxEntry
+from paddock.rollouts.unhurried import unhurried
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
-    from typing import Any
+    from collections.abc import AsyncIterator
 
     from paddock.rollouts.sandbox.base import Sandbox, SandboxSpec
     from paddock.rollouts.store import Recovery, Store
@@ -43,18 +42,6 @@ async def _close(store: Store, entry: SandboxEntry, sandbox: Sandbox | None) -> 
     if sandbox is not None:
         await sandbox.close()
     await store.run(store.end_sandbox, entry.sandbox_id)
-
-
-async def unhurried(work: Coroutine[Any, Any, None]) -> None:
-    """Finish `work` even if the caller is cancelled meanwhile; the cancellation comes after it."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.result()
-        raise
 
 
 def recover(store: Store) -> Recovery:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from paddock.errors import AgentError, ModelError, PaddockError, RolloutError, SandboxError, TaskError, VerifierError
 from paddock.rollouts.agents.base import AgentExit, AgentRun, Assignment
 from paddock.rollouts.capture import Capture, CaptureSettings
-from paddock.rollouts.ledger import owned_sandbox, unhurried
+from paddock.rollouts.ledger import owned_sandbox
 from paddock.rollouts.masking import Mask
 from paddock.rollouts.outcome import Outcome, Reward
 from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.sandbox.base import SandboxSpec
 from paddock.rollouts.staging import seal, stage
 from paddock.rollouts.trace import Call, Event, Level, Role
+from paddock.rollouts.unhurried import unhurried
 from paddock.rollouts.verifier import Verdict, verify
 
 if TYPE_CHECKING:

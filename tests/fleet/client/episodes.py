@@ -41,7 +41,9 @@ def task(**more: Any) -> dict[str, Any]:
     return {"task_key": "t-1", "prompt": "say hello", "env_key": "notes", "verifier_code": VERIFIER, **more}
 
 
-def env_on(plane: LabPlane, heard: Heard | None = None, config: dict[str, Any] | None = None, **options: Any) -> FleetTaskEnv:
+def env_on(
+    plane: LabPlane, heard: Heard | None = None, config: dict[str, Any] | None = None, **options: Any
+) -> FleetTaskEnv:
     if heard is not None:
         options["bus"] = heard.bus
     return FleetTaskEnv(config or task(), KEY, base_url=plane.url, **options)

@@ -199,7 +199,7 @@ class LabPlane:
         response = web.StreamResponse(headers={"Content-Type": kind})
         await response.prepare(request)
         if fault.cut_stream:
-            await response.write(b"event: message\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}\n\n")
+            await response.write(b'event: message\ndata: {"jsonrpc":"2.0","method":"notifications/x"}\n\n')
             await response.write_eof()
             return response
         with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
@@ -371,7 +371,11 @@ class LabPlane:
             key = params.get("_meta", {}).get("paddock/idempotency-key")
             if key is None or not self.repeats_safely:
                 return {"result": self._call(box, params)}
-            return {"result": box.answers[key] if key in box.answers else box.answers.setdefault(key, self._call(box, params))}
+            return {
+                "result": box.answers[key]
+                if key in box.answers
+                else box.answers.setdefault(key, self._call(box, params))
+            }
         return {"error": {"code": -32601, "message": "no such method"}}
 
     def _call(self, box: Box, params: Any) -> dict[str, Any]:

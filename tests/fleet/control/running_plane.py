@@ -102,4 +102,12 @@ def asked_of(url: str) -> Any:
         return json.loads(answer.read())
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, be it waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
 StartPlane = Callable[..., RunningPlane]

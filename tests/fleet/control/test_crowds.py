@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from running import wait_until
 
-from .running_plane import RunningPlane, StartPlane
+from .running_plane import RunningPlane, StartPlane, is_gone
 
 INSTANCES = "/v1/env/instances"
 TICK = 0.005
@@ -84,4 +84,4 @@ def test_warm_processes_end_with_the_plane(start_plane: StartPlane) -> None:
     wait_until(lambda: len(warm_pids(plane)) == 2)
     pids = warm_pids(plane)
     plane.stop()
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert all(map(is_gone, pids))

@@ -4,23 +4,15 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from running import wait_until
 from wire import Http
 
-from .running_plane import RunningPlane, StartPlane, asked_of
+from .running_plane import RunningPlane, StartPlane, asked_of, is_gone
 
 INSTANCES = "/v1/env/instances"
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
 
 
 # -- made ---------------------------------------------------------------------------------------------

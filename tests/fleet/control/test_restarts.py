@@ -1,6 +1,5 @@
 """A plane that is stopped or killed leaves no process, and the next one knows what there was."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from paddock.fleet.control.plane import Plane
 from running import wait_until
 from wire import Http
 
-from .running_plane import KEY, StartPlane, plane_settings
+from .running_plane import KEY, StartPlane, is_gone, plane_settings
 
 INSTANCES = "/v1/env/instances"
 TESTS = Path(__file__).parents[2]
@@ -53,7 +52,7 @@ def test_a_killed_plane_leaves_no_process_and_the_next_marks_its_instances(
     pids = children(process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+    wait_until(lambda: all(map(is_gone, pids)))
 
     plane = start_plane(instance_limit=2)
     assert {plane.status(instance["instance_id"]) for instance in made} == {"stopped"}
@@ -72,7 +71,7 @@ def test_a_stopped_plane_ends_its_instances_and_exits_well(served: tuple[subproc
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
     assert grandchildren
-    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in [*pids, *grandchildren]))
+    wait_until(lambda: all(map(is_gone, [*pids, *grandchildren])))
 
 
 def test_a_plane_that_is_stopped_says_why_its_instances_ended(start_plane: StartPlane) -> None:

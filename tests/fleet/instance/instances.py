@@ -16,6 +16,8 @@ KEY = "the-key"
 TOKEN = "the-token"
 MANAGER = "/notes/api/v1/env"
 SECONDS = 20.0
+HERE = f"{__file__}:"
+"""Before the name of a class below, this is a target."""
 
 
 class Loud(ToolEnvironment):
@@ -77,9 +79,11 @@ class Instance:
         self.process.stdin.flush()
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        with Http(self.port) as http:
-            return http.ask(method, path, body, sent)
+        http = Http(self.port)
+        try:
+            return http(method, path, body, **headers)
+        finally:
+            http.close()
 
     def post(self, path: str, body: Any = None, **headers: str) -> Any:
         return self.ask("POST", path, {} if body is None else body, **headers).json

@@ -19,7 +19,7 @@ from paddock.envs.opencode.settings import Settings, read_settings
 from paddock.errors import PaddockError, RolloutError, ServerDraining, ToolFailure
 from paddock.rollouts.agents import load_agent
 from paddock.rollouts.capture import Upstream
-from paddock.rollouts.ledger import recover, unhurried
+from paddock.rollouts.ledger import recover
 from paddock.rollouts.limits import Budget
 from paddock.rollouts.masking import Mask
 from paddock.rollouts.models import open_model
@@ -28,6 +28,7 @@ from paddock.rollouts.plan import Plan
 from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.rollout import Rollout, new_rollout_id
 from paddock.rollouts.trace import Event
+from paddock.rollouts.unhurried import unhurried
 
 if TYPE_CHECKING:
     from paddock.envs.opencode.request import RolloutRequest

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.errors import ModelError, RolloutError, VerifierError
 from paddock.rollouts.capture import Capture, CaptureSettings
-from paddock.rollouts.ledger import unhurried
 from paddock.rollouts.loop.agent import Loop, LoopEnd
 from paddock.rollouts.loop.chat import Chat
 from paddock.rollouts.masking import Mask
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.rollout import LOG_BYTES, Rollout
+from paddock.rollouts.unhurried import unhurried
 
 if TYPE_CHECKING:
     from collections.abc import Callable

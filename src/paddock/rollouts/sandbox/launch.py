@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.errors import SandboxError
 from paddock.rollouts.sandbox.wire import close_all
+from paddock.rollouts.unhurried import unhurried
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,22 +125,23 @@ async def launch(
         process = await asyncio.shield(starting)
         return Launched(process, ours, errors, information)
     except BaseException as error:
+        # Before our ends of its pipes are closed: it may die of that, and leave a child that waits for it.
+        await unhurried(end_unwanted(starting))
         ours.close()
         os.close(errors)
         if information is not None:
             os.close(information)
-        starting.add_done_callback(end_unwanted)
         if isinstance(error, OSError | subprocess.SubprocessError):
             raise SandboxError(f"{argv[0]} cannot be started: {error}") from error
         raise
     finally:
-        # The thread may still be handing them over if we were cancelled.
-        starting.add_done_callback(lambda _: close_all([theirs.detach(), errors_inside, *descriptors]))
+        close_all([theirs.detach(), errors_inside, *descriptors])
 
 
-def end_unwanted(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
-    """Nobody waits for this process any more."""
-    if not starting.cancelled() and starting.exception() is None:
+async def end_unwanted(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
+    """Nobody wants this process any more. A thread that is starting it cannot be stopped, but is quick."""
+    await asyncio.wait([starting])
+    if starting.exception() is None:
         process = starting.result()
         kill_group(process)
         process.wait()

@@ -23,9 +23,10 @@ from paddock.rollouts.sandbox.base import HOME, LOGS, Command, Completed, Entry,
 from paddock.rollouts.sandbox.jobs import SupervisedJob
 from paddock.rollouts.sandbox.launch import Launched, wait_gone
 from paddock.rollouts.sandbox.wire import Control, close_all
+from paddock.rollouts.unhurried import unhurried
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 ResultT = TypeVar("ResultT")
@@ -34,7 +35,6 @@ USAGE_TIMEOUT = 0.5
 KILL_DEADLINE = 5.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_finishing: set[asyncio.Task[Any]] = set()
 
 
 class SupervisedSandbox(Sandbox):
@@ -102,10 +102,10 @@ class SupervisedSandbox(Sandbox):
                 self.host_pid = self._launched.first_pid()
                 self.host_start_time = process_start_time(self.host_pid)
         except TimeoutError:
-            await finish(self._abandon(preparing))
+            await unhurried(self._abandon(preparing))
             raise SandboxError(f"the sandbox did not start within {timeout:g} s") from None
         except BaseException as error:
-            await finish(self._abandon(preparing))
+            await unhurried(self._abandon(preparing))
             if isinstance(error, OSError):
                 raise SandboxError(f"the sandbox cannot be made: {error}") from error
             raise
@@ -399,11 +399,3 @@ def remove_paths(paths: tuple[Path, ...]) -> None:
             with suppress(OSError):
                 os.chmod(folder, 0o700)
         shutil.rmtree(path, ignore_errors=True)
-
-
-async def finish(work: Coroutine[Any, Any, None]) -> None:
-    """Let `work` run to its end even if we are cancelled, now or meanwhile."""
-    task = asyncio.ensure_future(work)
-    _finishing.add(task)
-    task.add_done_callback(_finishing.discard)
-    await asyncio.shield(task)

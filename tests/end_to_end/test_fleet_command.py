@@ -1,0 +1,181 @@
+"""`paddock fleet` as a person uses it: a plane in one process, eight tasks in another, and kills in between."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.plane_process import PlaneProcess, adds, note_task, plain_environment, plane_process, played
+from paddock.rollouts.outcome import Outcome
+from paddock.rollouts.store import Store
+from rollouts.played import children_of, wait_until
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(90, func_only=True)]
+
+TITLES = [f"note{number}" for number in range(8)]
+SLOW = [{"turn": 1, "hang": 60}]
+"""The model says nothing for long once its first call was carried out."""
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlaneProcess]:
+    with plane_process(tmp_path_factory.mktemp("plane"), "--warm", "4", "--gate") as started:
+        yield started
+
+
+class Desk:
+    """A folder with eight tasks, a model and a store, and commands that run on them."""
+
+    def __init__(self, folder: Path, plane: PlaneProcess, **script: Any) -> None:
+        self.folder = folder
+        self.plane = plane
+        self.store = folder / "store"
+        (folder / "tasks.json").write_text(json.dumps({"tasks": [note_task(title) for title in TITLES]}))
+        right, wrong = TITLES[:6], TITLES[6:]
+        turns = played(*right, **script)
+        turns["tasks"] += [
+            {"when": f"called {title}.", "turns": [adds("else"), {"text": "Done."}]} for title in wrong
+        ]
+        (folder / "script.json").write_text(json.dumps(turns))
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        run = ["run", "tasks.json", "--model", "replay:script.json", "--parallel", "8", "--store", str(self.store)]
+        return self.process(*run, *options)
+
+    def process(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "paddock", "fleet", *arguments, "--state", str(self.plane.state)]
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env=plain_environment(),
+        )
+
+    def done(self, *arguments: str) -> tuple[int, str, str]:
+        process = self.process(*arguments)
+        stdout, stderr = process.communicate(timeout=60)
+        return process.returncode, stdout, stderr
+
+    def wait_for_calls(self, count: int) -> None:
+        """Until the rollouts have made so many calls in all."""
+
+        def made() -> bool:
+            if not self.store.exists():
+                return False
+            with Store.open(self.store) as store:
+                return sum(record.calls for record in store.list()) >= count
+
+        wait_until(made, 40)
+
+    def outcomes(self) -> list[Outcome | None]:
+        with Store.open(self.store) as store:
+            return [record.outcome for record in store.list(limit=1000)]
+
+
+def test_eight_tasks_in_parallel_get_the_right_rewards(plane: PlaneProcess, tmp_path: Path) -> None:
+    desk = Desk(tmp_path, plane)
+    running = desk.start("--json")
+    stdout, stderr = running.communicate(timeout=80)
+    assert running.returncode == 0, stderr
+    found = {line["task_id"]: line for line in map(json.loads, stdout.splitlines())}
+    assert [found[f"note-{title}"]["reward"] for title in TITLES] == [1.0] * 6 + [0.0] * 2
+    assert all(line["outcome"] == "ok" and line["trainable"] for line in found.values())
+    assert len({line["metadata"]["instance_id"] for line in found.values()}) == 8
+    assert plane.alive() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything_soon_and_the_batch_can_go_on(
+    plane: PlaneProcess, tmp_path: Path, number: signal.Signals
+) -> None:
+    desk = Desk(tmp_path, plane, faults=SLOW)
+    running = desk.start()
+    desk.wait_for_calls(8)
+    assert len(plane.alive()) >= 6
+    began = time.monotonic()
+    running.send_signal(number)
+    _, stderr = running.communicate(timeout=30)
+    assert time.monotonic() - began < 10
+    assert running.returncode == 130
+    assert plane.alive() == []
+    outcomes = desk.outcomes()
+    assert (outcomes.count(Outcome.CANCELLED), outcomes.count(Outcome.OK)) == (6, 2)
+    batch = stderr.rpartition("--resume ")[2].strip()
+    (tmp_path / "script.json").write_text(json.dumps(played(*TITLES)))
+    again = desk.start("--resume", batch)
+    assert again.communicate(timeout=60)
+    assert again.returncode == 0
+    assert desk.outcomes().count(Outcome.OK) == 8
+
+
+def test_what_a_killed_run_leaves_is_swept_by_its_run(plane: PlaneProcess, tmp_path: Path) -> None:
+    desk = Desk(tmp_path, plane, faults=SLOW)
+    running = desk.start()
+    desk.wait_for_calls(8)
+    running.kill()
+    _, stderr = running.communicate(timeout=10)
+    run_id = stderr.rpartition("paddock fleet rm --run ")[2].split()[0]
+    left = plane.alive(run_id=run_id)
+    assert len(left) >= 6
+    code, stdout, _ = desk.done("rm", "--run", run_id)
+    assert (code, set(left) <= set(stdout.split())) == (0, True)
+    assert plane.alive() == []
+    # The next run gives what was under way its outcome.
+    (tmp_path / "script.json").write_text(json.dumps(played(*TITLES)))
+    again = desk.start("--resume", run_id)
+    again.communicate(timeout=60)
+    assert again.returncode == 0
+    assert desk.outcomes().count(Outcome.CANCELLED) == 6
+    assert desk.outcomes().count(Outcome.OK) == 8
+
+
+def test_a_plane_that_is_killed_breaks_rollouts_and_leaves_no_process(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError), plane_process(tmp_path, "--warm", "2") as plane:
+        desk = Desk(tmp_path, plane, faults=[{"turn": 1, "delay": 3}])
+        running = desk.start("--retries", "0", "--json")
+        desk.wait_for_calls(8)
+        processes = children_of(plane.pid)
+        assert processes
+        os.kill(plane.pid, signal.SIGKILL)
+        stdout, _ = running.communicate(timeout=60)
+        assert running.returncode == 1
+        outcomes = [json.loads(line)["outcome"] for line in stdout.splitlines()]
+        assert outcomes.count("environment") >= 6
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), 10)
+
+
+def test_a_terminal_sees_a_picture_and_then_the_table(plane: PlaneProcess, tmp_path: Path) -> None:
+    import pty
+
+    desk = Desk(tmp_path, plane)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "paddock", "fleet", "run", "tasks.json", "--model", "replay:script.json"]
+    running = subprocess.Popen(
+        [*command, "--store", str(desk.store), "--state", str(plane.state)],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        cwd=tmp_path,
+        env=plain_environment(TERM="xterm", COLUMNS="120"),
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        while piece := os.read(ours, 65536):
+            seen += piece
+    except OSError:
+        pass  # a terminal whose other end is closed
+    finally:
+        os.close(ours)
+    stdout, _ = running.communicate(timeout=30)
+    assert running.returncode == 0
+    assert b"8/8" in seen or b"7/8" in seen
+    assert b"note-note0" in stdout

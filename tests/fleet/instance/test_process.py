@@ -1,0 +1,110 @@
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .instances import HERE, MANAGER, Instance, running
+
+
+def test_a_warm_process_serves_at_once(tmp_path: Path) -> None:
+    """Waiting for its order costs nothing: what it needs is imported by then."""
+    instance = Instance(tmp_path)
+    try:
+        while (tmp_path / "log").stat().st_size == 0 and not _reads(instance.process.pid):
+            time.sleep(0.01)
+        began = time.monotonic()
+        assert instance.begin()["port"] > 0
+        assert time.monotonic() - began < 0.5
+        assert instance.titles() == ["welcome"]
+        assert sorted(path.name for path in tmp_path.glob("*.sqlite")) == ["current.sqlite", "seed.sqlite"]
+    finally:
+        instance.end()
+
+
+def _reads(pid: int) -> bool:
+    return Path(f"/proc/{pid}/wchan").exists() and "pipe" in Path(f"/proc/{pid}/wchan").read_text()
+
+
+def test_the_end_of_its_input_ends_it(tmp_path: Path) -> None:
+    with running(tmp_path) as instance:
+        pass
+    assert instance.process.returncode == 0
+
+
+def test_a_process_without_an_order_just_ends(tmp_path: Path) -> None:
+    assert Instance(tmp_path).end() == 0
+
+
+def test_sigterm_ends_it_in_peace(tmp_path: Path) -> None:
+    instance = Instance(tmp_path)
+    try:
+        instance.begin()
+        instance.process.send_signal(signal.SIGTERM)
+        assert instance.process.wait(10) == 0
+    finally:
+        instance.end()
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ({"target": "nope"}, "no environment is called 'nope'"),
+        ({"target": "counter"}, "has no tools"),
+        ({"target": f"{HERE}Unbuilt"}, "no room"),
+        ({"target": None}, "does not name target"),
+        ({"host": "203.0.113.1"}, "cannot listen"),
+        ({"folder": "/proc/nowhere"}, "unable to open"),
+    ],
+    ids=["unknown", "no tools", "unbuilt", "no target", "host", "folder"],
+)
+def test_an_order_that_cannot_be_followed_is_answered(tmp_path: Path, order: dict[str, Any], said: str) -> None:
+    instance = Instance(tmp_path, **order)
+    try:
+        assert said in instance.begin()["error"]
+    finally:
+        assert instance.end() == 1
+
+
+def test_output_carries_one_line_whatever_the_environment_prints(tmp_path: Path) -> None:
+    with running(tmp_path, target=f"{HERE}Loud") as instance:
+        assert instance.call("later")["result"]["structuredContent"] == {"result": "later"}
+    assert b"a line that nobody waits for" in instance.log.read_bytes()
+
+
+def test_an_environment_finds_its_variables_and_has_no_database(tmp_path: Path) -> None:
+    given = {"env_variables": {"COLOUR": "blue", "SIZE": 3}, "data_key": "small", "data_version": "v1"}
+    with running(tmp_path, target=f"{HERE}Loud", **given) as instance:
+        values = {
+            name: instance.call("variable", name=name)["result"]["structuredContent"]["result"]
+            for name in ("COLOUR", "SIZE", "PADDOCK_DATA_KEY", "PADDOCK_DATA_VERSION")
+        }
+        assert values == {"COLOUR": "blue", "SIZE": "3", "PADDOCK_DATA_KEY": "small", "PADDOCK_DATA_VERSION": "v1"}
+        assert instance.ask("GET", f"{MANAGER}/resources").json == []
+        assert instance.post(f"{MANAGER}/diff/structured")["diff"] == {}
+        assert instance.ask("GET", f"{MANAGER}/resources/sqlite/current/describe").status == 404
+        assert instance.post(f"{MANAGER}/reset")["success"]
+        assert "it broke" in instance.call("fail")["result"]["content"][0]["text"]
+        assert b"no page" in instance.ask("GET", "/").body
+
+
+def test_faults_come_and_go(notes: Instance) -> None:
+    notes.tell({"faults": [{"path": "/health$", "status": 503, "times": -1, "headers": {"retry-after": "1"}}]})
+    while (answer := notes.ask("GET", f"{MANAGER}/health")).status == 200:
+        pass
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert notes.titles() == ["welcome"]
+    notes.tell({"nonsense": 1})
+    notes.tell({"faults": []})
+    while notes.ask("GET", f"{MANAGER}/health").status != 200:
+        pass
+
+
+def test_no_secret_is_in_the_log(tmp_path: Path) -> None:
+    with running(tmp_path, api_key="very-secret-key", runner_token="very-secret-token") as instance:
+        instance.rpc("ping", authorization="Bearer very-secret-key")
+    log = instance.log.read_text()
+    assert "very-secret" not in log
+    assert os.path.exists(tmp_path / "seed.sqlite")
