@@ -164,7 +164,7 @@ def test_a_kill_loses_nothing_and_leaves_nothing(place: Place) -> None:
 def test_a_kill_while_the_sandboxes_start_leaves_no_process(place: Place) -> None:
     """A program that waits for the one that started it must not wait for ever."""
     chance = random.Random(3)
-    for _ in range(4):
+    for _ in range(3):
         process, _ = interrupted_after(place, chance.uniform(0.0, 0.12), signal.SIGKILL)
         process.communicate(timeout=20)
         place.run("doctor", "--clean")

@@ -53,8 +53,8 @@ class PlaneProcess:
 
 
 @contextmanager
-def plane_process(folder: Path, *options: str) -> Iterator[PlaneProcess]:
-    """Up from its first word to its SIGTERM; it must end with 0."""
+def plane_process(folder: Path, *options: str, ends_with: int = 0) -> Iterator[PlaneProcess]:
+    """Up from its first word to its SIGTERM; it must end with that code."""
     state = folder / "plane"
     up = [sys.executable, "-m", "paddock", "fleet", "up", "--port", "0", "--state", str(state), "--json"]
     with (folder / "plane.log").open("wb") as log:
@@ -76,7 +76,7 @@ def plane_process(folder: Path, *options: str) -> Iterator[PlaneProcess]:
             process.kill()
             process.wait()
             raise
-    assert code == 0, (folder / "plane.log").read_text()
+    assert code == ends_with, (folder / "plane.log").read_text()
 
 
 def plain_environment(**changes: str) -> dict[str, str]:

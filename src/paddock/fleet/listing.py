@@ -1,7 +1,8 @@
 """Ask several MCP endpoints for their tools at once, within one budget, and know when to stop waiting.
 
-An endpoint that does not answer yet is polled, not slept for. Once there are tools that are wanted, an endpoint that
-answers 404 is taken as absent, and one that fails otherwise gets a little longer before the rest is used without it.
+An endpoint that does not answer yet, or has no tools yet, is polled, not slept for. Once there are tools that are
+wanted, one that is empty or answers 404 is left at that, and one that fails otherwise gets a little longer before
+the rest is used without it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ ABSENT = frozenset((404, 405, 501))
 ATTEMPT_SECONDS = 15.0
 
 
+class NoTools(FleetError):
+    """The endpoint answered, and had none."""
+
+    transient = True
+
+
 @dataclass(slots=True)
 class Asked:
     """One endpoint, and what it has said so far."""
@@ -32,7 +39,12 @@ class Asked:
 
     @property
     def is_absent(self) -> bool:
-        return self.tools is None and self.error is not None and is_absence(self.error)
+        return self.error is not None and is_absence(self.error)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it may have tools that it did not tell of."""
+        return self.tools is None and not self.is_absent and not isinstance(self.error, NoTools)
 
 
 class Listing:
@@ -85,9 +97,11 @@ class Listing:
                     task.result()
             if not pending:
                 return
+            if all(one.is_absent for one in pending) and any(one.has_failed for one in self.asked):
+                return  # An endpoint that is there has refused for good: the others are not about to appear.
             if self.is_satisfied:
                 patience = patience or Budget(self._patience)
-                if patience.left <= 0 or all(one.is_absent for one in pending):
+                if patience.left <= 0 or not any(one.has_failed for one in pending):
                     return
             try:
                 async with asyncio.timeout(patience.left if patience is not None else None):
@@ -96,6 +110,12 @@ class Listing:
                 continue
 
     async def _ask(self, one: Asked) -> None:
+        async def listed() -> list[dict[str, Any]]:
+            tools = await one.endpoint.list_tools()
+            if not tools:
+                raise NoTools(f"{one.endpoint.url} answered without a tool")
+            return tools
+
         async def told(failure: Failure) -> None:
             one.error = failure.error
             self._moved.set()
@@ -103,7 +123,7 @@ class Listing:
 
         try:
             one.tools = await retried(
-                one.endpoint.list_tools,
+                listed,
                 what=f"listing the tools of {one.endpoint.url}",
                 budget=self._budget,
                 backoff=self._backoff,

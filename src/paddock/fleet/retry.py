@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+jitter = random.uniform
+
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
@@ -34,7 +36,7 @@ class Backoff:
     def pause(self, attempt: int, asked: float | None = None, *, eager: bool = False) -> float:
         """Seconds before try number `attempt` + 1: full jitter, and never less than the server asked for."""
         most = min(self.eager_pause if eager else self.longest, self.first * 2.0 ** min(attempt, 16))
-        return max(random.uniform(0.0, most), asked or 0.0)
+        return max(jitter(0.0, most), asked or 0.0)
 
 
 class Budget:

@@ -174,7 +174,7 @@ async def sweep(plane: PlaneAddress, run_id: str) -> None:
         async with asyncio.timeout(SWEEP_SECONDS):
             await Plane(plane).delete_run(run_id)
     except (FleetError, TimeoutError) as error:
-        logger.warning("what may be left of run %s could not be ended: %s", run_id, error or "no answer in time")
+        logger.warning("what may be left of run %s could not be ended: %s", run_id, str(error) or "no answer")
 
 
 def enough(limits: Timeouts, agent_timeout: float | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from paddock.fleet.errors import InstanceGone
+from paddock.fleet.errors import FleetError, InstanceGone
 from paddock.fleet.modality import SUBMIT
 from paddock.fleet.task_env import FleetTaskEnv
 from paddock.rollouts.loop.tools import Part, ToolResult, is_part
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from paddock.fleet.settings import PlaneAddress
 
 EXPIRED = "instance_expired"
+PLANE_BROKE = ("verifier_exception", "no_fleet_env")
+"""The verifier was not run: what is said about it is nothing about the work."""
 
 
 class FleetScene:
@@ -49,7 +51,7 @@ class FleetScene:
         return self
 
     async def score(self, messages: list[dict[str, Any]]) -> Reward:
-        """Raises InstanceGone when there is nothing left to look at."""
+        """Raises InstanceGone when there is nothing left to look at, FleetError when the plane cannot grade."""
         self._env.conversation_messages = messages
         _, reward, _, info = await self._env.step_async(self._last_action)
         self._graded = True
@@ -57,6 +59,8 @@ class FleetScene:
         reason, error = info.get("failure_reason"), info.get("verifier_error")
         if reason == EXPIRED:
             raise InstanceGone(error or "the instance ended before its work was graded")
+        if reason in PLANE_BROKE:
+            raise FleetError(f"the plane could not grade the work: {error or reason}")
         if reason is not None:
             self._found["failure_reason"] = reason
         if reward is None:

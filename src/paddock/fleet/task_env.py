@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -170,7 +171,7 @@ class FleetTaskEnv:
             await self._reset_instance(seed)
             stage = "tools_error"
             assert self._tools is not None
-            listed = await self._tools.list_tools(wanted=lambda name: modalities.is_wanted(self.modality, name))
+            listed = await self._tools.list_tools(partial(modalities.is_wanted, self.modality))
             self._tools_cache = modalities.fitting(self.modality, self.prompt, listed.tools)
             observation = self._observation({})
             if modalities.has_screen(self.modality):

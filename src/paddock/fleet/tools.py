@@ -111,17 +111,10 @@ class FleetMCPTools:
         """
         budget = self._budget(self.list_deadline_s)
         tries = Backoff(longest=self.max_backoff, attempts=self.max_retries, eager_for=self.initial_wait)
-        attempt = 0
-        while True:
-            listing = await self._asked(budget, tries, wanted or (lambda name: True))
-            names = [tool["name"] for one in listing.asked for tool in one.tools or ()]
-            if names:
-                break
-            attempt += 1
-            pause = tries.pause(attempt)
-            if any(one.error for one in listing.asked) or attempt >= self.max_retries or pause >= budget.left:
-                raise self._exhausted(listing)
-            await asyncio.sleep(pause)
+        listing = await self._asked(budget, tries, wanted or (lambda name: True))
+        names = [tool["name"] for one in listing.asked for tool in one.tools or ()]
+        if not names:
+            raise self._exhausted(listing)
         self._report_partial(listing, len(names))
         return ListToolsAction(tools=self._united(listing.asked))
 
@@ -156,19 +149,19 @@ class FleetMCPTools:
 
     def _exhausted(self, listing: Listing) -> ToolsUnavailable:
         errors = [one.error for one in listing.asked if one.error is not None]
-        said = "; ".join(str(error) for error in errors) or "all endpoints answered without a tool"
+        said = "; ".join(str(error) for error in errors) or "no endpoint answered in time"
         logger.error("[%s] no tools: %s", self.context.label, said)
         self.bus.emit(
             ListToolsExhausted(
                 context=self.context,
-                error_type=type(errors[0]).__name__ if errors else "NoTools",
+                error_type=type(errors[0]).__name__ if errors else "FleetTimeout",
                 error_message=said,
             )
         )
         return ToolsUnavailable(f"no tools: {said}", hint="is the instance healthy, and does it serve MCP?")
 
     def _report_partial(self, listing: Listing, count: int) -> None:
-        failed = [one for one in listing.asked if one.tools is None and not one.is_absent]
+        failed = [one for one in listing.asked if one.has_failed]
         if not failed:
             return
         said = "; ".join(str(one.error or "no answer yet") for one in failed)
@@ -246,7 +239,7 @@ class FleetMCPTools:
         owned = self._owners.get(tool_name)
         if owned is not None:
             return owned
-        failed = [str(one.error) for one in listing.asked if one.tools is None and not one.is_absent]
+        failed = [str(one.error) for one in listing.asked if one.has_failed]
         if failed or not self._owners:
             raise ToolCallFailed(f"{tool_name} was not called, its endpoint does not answer: {'; '.join(failed)}")
         raise UnknownTool(

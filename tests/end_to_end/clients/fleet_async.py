@@ -3,9 +3,10 @@
 import asyncio
 from typing import Any
 
-from fleet import AsyncFleet, Task
 from fleet_parts import VERIFIER, inject, told, use_tools
 from report import report
+
+from fleet import AsyncFleet, Task
 
 
 async def caught(work: Any) -> list[Any]:

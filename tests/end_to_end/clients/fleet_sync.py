@@ -1,22 +1,34 @@
 """The real Fleet client on a plane. Usage: fleet_sync.py URL KEY"""
 
 import asyncio
+import contextlib
 import os
+import sys
 import time
 from typing import Any
 
-import fleet
-from fleet import Fleet
 from fleet.tasks import Task
 from fleet_parts import VERIFIER, inject, told, use_tools
 from report import report
 
+import fleet
+from fleet import Fleet
+
 
 def caught(work: Any) -> list[Any]:
     try:
-        return ["no error", str(work())]
+        # The client prints while it judges; standard output is for the report here.
+        with contextlib.redirect_stdout(sys.stderr):
+            return ["no error", str(work())]
     except Exception as error:
         return told(error)
+
+
+def verify(task: Any, env: Any, **arguments: Any) -> float:
+    """The client prints what a verifier prints."""
+    with contextlib.redirect_stdout(sys.stderr):
+        score: float = task.verify(env, **arguments)
+    return score
 
 
 def whole_sequence(url: str, key: str) -> Any:
@@ -30,10 +42,10 @@ def whole_sequence(url: str, key: str) -> Any:
     rows = env.db("current").query("SELECT title FROM notes ORDER BY id").rows
     task = Task(key="whole", prompt="p", env_id="notes", verifier_func=VERIFIER, verifier_id="x")
     graded = task.verify_detailed(env, final_answer="done")
-    again = task.verify(env, final_answer="no")
+    again = verify(task, env, final_answer="no")
     env.reset()
     after_reset = env.db("current").query("SELECT count(*) FROM notes").rows
-    other_app = env.app("crm").manager_health_check().status if hasattr(env.app("crm"), "manager_health_check") else None
+    other_app = env.app("crm").manager_health_check().status
     beat = env.heartbeat()
     found = client.instance(env.instance_id)
     closed = env.close()
@@ -50,7 +62,7 @@ def whole_sequence(url: str, key: str) -> Any:
         "found": found.status,
         "closed": closed.status,
         "closed_twice": caught(env.close),
-        "verified_when_closed": caught(lambda: task.verify(env, final_answer="done")),
+        "verified_when_closed": caught(lambda: verify(task, env, final_answer="done")),
     }
 
 
@@ -83,7 +95,7 @@ def tasks(url: str, key: str) -> Any:
     loaded = client.load_tasks(keys=["milk"])[0]
     env = client.make_for_task(loaded)
     asyncio.run(use_tools(env.mcp.url, key))
-    score = loaded.verify(env, final_answer="done")
+    score = verify(loaded, env, final_answer="done")
     env.close()
     updated = client.update_task("milk", prompt="Note milk, please.")
     return {

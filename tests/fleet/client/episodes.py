@@ -1,11 +1,9 @@
 """Short forms for tests: a task, an environment on the lab plane, and a bus that remembers."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from paddock.fleet import FleetTaskEnv
-from paddock.fleet.events import FleetEvent
 from paddock.telemetry.bus import Bus
 
 from .plane import KEY, LabPlane
@@ -18,7 +16,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.bus = Bus()
-        self.events: list[FleetEvent] = []
+        self.events: list[Any] = []
         self.bus.subscribe(self.events.append)
 
     def count(self, name: str) -> int:
@@ -57,6 +55,3 @@ async def play(env: FleetTaskEnv, *texts: str) -> tuple[float | None, dict[str, 
     _, reward, done, info = await env.step_async({"done": True})
     assert done
     return reward, info
-
-
-Sink = Callable[[Any], None]

@@ -48,10 +48,8 @@ class Unbuilt(ToolEnvironment):
 class Instance:
     """A running process of one instance."""
 
-    def __init__(self, folder: Path, **order: Any) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self.log = folder / "log"
+    def __init__(self, place: Path, **order: Any) -> None:
+        self.log = place / "log"
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -62,7 +60,7 @@ class Instance:
                 env={**environment, **order.pop("process_environment", {})},
             )
         usual = {"instance_id": "i-1", "env_key": "notes", "target": "notes", "version": "v0.0.2", "image_type": None}
-        self.order = {**usual, "folder": str(folder), "host": "127.0.0.1", **order}
+        self.order = {**usual, "folder": str(place), "host": "127.0.0.1", **order}
         self.port = 0
 
     def begin(self) -> dict[str, Any]:
@@ -116,8 +114,8 @@ class Instance:
 
 
 @contextmanager
-def running(folder: Path, **order: Any) -> Iterator[Instance]:
-    instance = Instance(folder, **order)
+def running(place: Path, **order: Any) -> Iterator[Instance]:
+    instance = Instance(place, **order)
     try:
         said = instance.begin()
         assert "port" in said, said

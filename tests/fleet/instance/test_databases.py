@@ -1,5 +1,4 @@
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,13 @@ from paddock.fleet.instance.differences import Ignored
 
 
 @pytest.fixture
-def databases(tmp_path: Path) -> Iterator[Databases]:
+def databases(tmp_path: Path) -> Databases:
     found = Databases(tmp_path)
     with closing(sqlite3.connect(found.clear())) as connection, connection:
         connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, a)")
         connection.execute("INSERT INTO t (a) VALUES ('one')")
     found.keep_seed()
-    yield found
+    return found
 
 
 def write(databases: Databases, sql: str, *arguments: Any, name: str = "current") -> dict[str, Any]:
@@ -39,7 +38,9 @@ def test_a_change_tells_what_it_did_and_stays(databases: Databases) -> None:
     assert databases.diff(Ignored())["t"]["total_changes"] == 2
 
 
-@pytest.mark.parametrize("sql", ["DELETE FROM t", "DROP TABLE t", "CREATE TABLE x (a)", "INSERT INTO t DEFAULT VALUES"])
+@pytest.mark.parametrize(
+    "sql", ["DELETE FROM t", "DROP TABLE t", "CREATE TABLE x (a)", "INSERT INTO t DEFAULT VALUES"]
+)
 def test_what_is_read_only_stays_as_it_is(databases: Databases, sql: str) -> None:
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         databases.query("current", sql, (), read_only=True)

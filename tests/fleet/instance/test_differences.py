@@ -69,7 +69,9 @@ def test_a_table_of_one_side_is_all_new_or_all_gone() -> None:
 
 
 def test_a_column_of_one_side_is_a_change() -> None:
-    wider = database("CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT, b TEXT, c INT)", "INSERT INTO t VALUES (1, 'x', 'y', 5)")
+    wider = database(
+        "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT, b TEXT, c INT)", "INSERT INTO t VALUES (1, 'x', 'y', 5)"
+    )
     found = differences(database(KEYED, "INSERT INTO t VALUES (1, 'x', 'y')"), wider, NOTHING)["t"]
     assert found["modified_rows"][0]["changes"] == {"c": {"before": None, "after": 5}}
 

@@ -120,10 +120,15 @@ def test_a_key_is_a_short_text(notes: Instance, key: Any) -> None:
 def test_a_lost_answer_is_found_under_its_key(notes: Instance) -> None:
     notes.tell({"faults": [{"path": "^/i-1/mcp$", "method": "POST", "after": True, "drop": True}]})
     with pytest.raises(ConnectionError):
-        while True:
-            notes.call("add_note", title="lost", key="k4")
+        call_until_lost(notes)
     assert notes.call("add_note", title="lost", key="k4")["result"]["structuredContent"] == {"id": 2}
     assert notes.titles() == ["welcome", "lost"]
+
+
+def call_until_lost(notes: Instance) -> None:
+    """The fault comes by another way, so a call or two may come before it."""
+    while True:
+        notes.call("add_note", title="lost", key="k4")
 
 
 # -- access ---------------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
-import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from paddock.errors import ConfigError
+from paddock.fleet.instance.hosted import HostedEnvironment
+from paddock.fleet.instance.order import Order, read_order
 
 from .instances import HERE, MANAGER, Instance, running
 
@@ -21,17 +24,12 @@ def test_a_warm_process_serves_at_once(tmp_path: Path) -> None:
         assert instance.titles() == ["welcome"]
         assert sorted(path.name for path in tmp_path.glob("*.sqlite")) == ["current.sqlite", "seed.sqlite"]
     finally:
-        instance.end()
+        # The end of its input is its end.
+        assert instance.end() == 0
 
 
 def _reads(pid: int) -> bool:
     return Path(f"/proc/{pid}/wchan").exists() and "pipe" in Path(f"/proc/{pid}/wchan").read_text()
-
-
-def test_the_end_of_its_input_ends_it(tmp_path: Path) -> None:
-    with running(tmp_path) as instance:
-        pass
-    assert instance.process.returncode == 0
 
 
 def test_a_process_without_an_order_just_ends(tmp_path: Path) -> None:
@@ -52,13 +50,10 @@ def test_sigterm_ends_it_in_peace(tmp_path: Path) -> None:
     ("order", "said"),
     [
         ({"target": "nope"}, "no environment is called 'nope'"),
-        ({"target": "counter"}, "has no tools"),
         ({"target": f"{HERE}Unbuilt"}, "no room"),
-        ({"target": None}, "does not name target"),
-        ({"host": "203.0.113.1"}, "cannot listen"),
         ({"folder": "/proc/nowhere"}, "unable to open"),
     ],
-    ids=["unknown", "no tools", "unbuilt", "no target", "host", "folder"],
+    ids=["unknown", "unbuilt", "folder"],
 )
 def test_an_order_that_cannot_be_followed_is_answered(tmp_path: Path, order: dict[str, Any], said: str) -> None:
     instance = Instance(tmp_path, **order)
@@ -68,10 +63,31 @@ def test_an_order_that_cannot_be_followed_is_answered(tmp_path: Path, order: dic
         assert instance.end() == 1
 
 
-def test_output_carries_one_line_whatever_the_environment_prints(tmp_path: Path) -> None:
-    with running(tmp_path, target=f"{HERE}Loud") as instance:
-        assert instance.call("later")["result"]["structuredContent"] == {"result": "later"}
-    assert b"a line that nobody waits for" in instance.log.read_bytes()
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b'{"env_key": "a", "target": 3}', "instance_id, target, folder"),
+    ],
+)
+def test_an_order_must_be_one(line: bytes, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_order(line)
+
+
+def test_an_order_never_shows_its_secrets() -> None:
+    secret = b'"api_key": "k3y", "runner_token": "t0ken"'
+    line = b'{"instance_id": "i", "env_key": "e", "target": "t", "folder": "/f", ' + secret + b"}"
+    order = read_order(line)
+    assert (order.api_key, order.runner_token) == ("k3y", "t0ken")
+    assert "k3y" not in repr(order)
+    assert "t0ken" not in repr(order)
+
+
+def test_only_environments_with_tools_are_hosted(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no tools"):
+        HostedEnvironment(Order("i", "counter", "counter", tmp_path))
 
 
 def test_an_environment_finds_its_variables_and_has_no_database(tmp_path: Path) -> None:
@@ -88,6 +104,8 @@ def test_an_environment_finds_its_variables_and_has_no_database(tmp_path: Path) 
         assert instance.post(f"{MANAGER}/reset")["success"]
         assert "it broke" in instance.call("fail")["result"]["content"][0]["text"]
         assert b"no page" in instance.ask("GET", "/").body
+    # What it prints is in the log: the output carries the one line of the protocol.
+    assert b"a line that nobody waits for" in instance.log.read_bytes()
 
 
 def test_faults_come_and_go(notes: Instance) -> None:
@@ -100,11 +118,3 @@ def test_faults_come_and_go(notes: Instance) -> None:
     notes.tell({"faults": []})
     while notes.ask("GET", f"{MANAGER}/health").status != 200:
         pass
-
-
-def test_no_secret_is_in_the_log(tmp_path: Path) -> None:
-    with running(tmp_path, api_key="very-secret-key", runner_token="very-secret-token") as instance:
-        instance.rpc("ping", authorization="Bearer very-secret-key")
-    log = instance.log.read_text()
-    assert "very-secret" not in log
-    assert os.path.exists(tmp_path / "seed.sqlite")

@@ -21,7 +21,7 @@ import uvicorn
 from paddock.errors import PaddockError
 from paddock.fleet.control.faults import FaultLayer, Faults
 from paddock.fleet.instance.app import InstanceApp
-from paddock.fleet.instance.hosted import HostedEnvironment
+from paddock.fleet.instance.hosted import FAILURES, HostedEnvironment
 from paddock.fleet.instance.order import Order, read_order
 from paddock.server.one_write import OneWriteProtocol
 from paddock.server.run import DrainingServer, bind, url_of
@@ -92,7 +92,7 @@ async def serve(
     server = InstanceServer(_config(FaultLayer(app, faults, f"/{order.instance_id}")), hosted, app)
     try:
         await hosted.open()
-    except (PaddockError, OSError) as error:
+    except (PaddockError, *FAILURES) as error:
         await hosted.service.stop()
         return _failed(say, error)
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))

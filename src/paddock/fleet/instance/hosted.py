@@ -7,14 +7,16 @@ single session that lasts as long as the instance.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paddock.config import Limits, ServerConfig
-from paddock.errors import ConfigError
+from paddock.errors import ConfigError, EnvironmentFailure
 from paddock.fleet.instance.databases import Databases
 from paddock.protocol.episode import Reset
+from paddock.protocol.redact import redact
 from paddock.server.service import Service
 from paddock.sessions.blueprint import Blueprint
 from paddock.sessions.session import Door
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
     from paddock.fleet.instance.order import Order
     from paddock.sessions.session import Session
 
+logger = logging.getLogger("paddock.fleet.instance")
 ResultT = TypeVar("ResultT")
+FAILURES = (sqlite3.Error, sqlite3.Warning, OSError, ValueError, OverflowError)
+"""What a question to the databases may raise."""
 LIMITS = Limits(session_timeout=None, step_timeout=120.0, drain_grace=1.0, threads=4)
 
 
@@ -61,26 +66,30 @@ class HostedEnvironment:
     async def reset(self, arguments: dict[str, Any]) -> None:
         """Begin a new episode: `current` is made anew, and kept as `seed`.
 
-        Raises PaddockError, OSError or sqlite3.Error.
+        Raises PaddockError, or one of FAILURES.
         """
         async with self.turn:
             databases = self.databases
             if databases is not None:
                 path = await asyncio.to_thread(databases.clear)
-                await self.session.invoke("open_database", str(path))
+                await self._invoke("open_database", str(path))
             await self.service.dispatch.ask(self.session, Reset(arguments))
             if databases is not None:
                 await asyncio.to_thread(databases.keep_seed)
 
     async def page(self) -> str:
         async with self.turn:
-            return str(await self.session.invoke("page"))
+            return str(await self._invoke("page"))
 
     async def ask_databases(self, ask: Callable[[], ResultT]) -> ResultT:
         """Look into the databases, on a thread."""
         async with self.turn:
             return await asyncio.to_thread(ask)
 
-
-FAILURES = (sqlite3.Error, sqlite3.Warning, OSError, ValueError, OverflowError)
-"""What a question to the databases may raise."""
+    async def _invoke(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the environment that is no tool. Raises EnvironmentFailure."""
+        try:
+            return await self.session.invoke(name, *arguments)
+        except Exception as error:
+            logger.exception("%s failed", name)
+            raise EnvironmentFailure(redact(f"{name}: {type(error).__name__}: {error}")) from error

@@ -33,6 +33,7 @@ MEBIBYTE = 1024 * 1024
 MOST_STDOUT = MEBIBYTE
 MOST_ANSWER = 16 * MEBIBYTE
 CHUNK = 65536
+END_SECONDS = 2.0
 GRACE = 10.0
 """How much longer than its timeout a run is waited for, before the warden itself counts as broken."""
 WARDEN = "paddock.fleet.instance.verifier.warden"
@@ -100,9 +101,12 @@ class Verifiers:
         async with self._slots:
             for last in (False, True):
                 self.start()
+                warden = self._warden
                 try:
                     return await self._run(request)
                 except ConnectionError as error:
+                    if self._warden is warden:
+                        self._forget()
                     # A verifier changes nothing, so a run that was lost with its warden is begun again.
                     if last:
                         raise VerifierError(
@@ -117,19 +121,20 @@ class Verifiers:
     def close_now(self) -> None:
         """Like `close`, for an end without a loop."""
         self.closed = True
-        warden = self._warden
         self._forget()
+
+    def _forget(self) -> None:
+        """End the warden, if there is one: it ends its children first when its socket is closed."""
+        warden, control = self._warden, self._control
+        self._warden, self._control = None, None
+        if control is not None:
+            control.close()
         if warden is not None:
             try:
-                warden.wait(GRACE)
+                warden.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 warden.kill()
                 warden.wait()
-
-    def _forget(self) -> None:
-        if self._control is not None:
-            self._control.close()
-        self._control, self._warden = None, None
 
     async def _run(self, request: VerifierRequest) -> dict[str, Any]:
         timeout = min(max(request.timeout, SHORTEST), LONGEST)

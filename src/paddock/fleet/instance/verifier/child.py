@@ -158,10 +158,13 @@ def plain(value: Any, depth: int = 0) -> Any:
     """The value in JSON's own types. An object with a `score` is known by that."""
     if depth > MOST_DEPTH:
         raise ValueError("the verifier's result is nested too deeply")
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
     if isinstance(value, int):
-        return int(value)
+        # Readers of JSON take larger ones for floats, or refuse them.
+        return int(value) if -(2**63) <= value < 2**64 else float(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
