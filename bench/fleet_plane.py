@@ -1,7 +1,7 @@
 """What a plane of one's own costs: `python -m bench.fleet_plane [--json]`.
 
 A plane in a process of its own hosts notes. Measured from a client in this process: instances made from warm
-processes and from none, tools listed, tools called, verifiers run, and whole rollouts with a model that plays a script.
+processes and from none, tools listed and called, verifiers, and whole rollouts with a model that plays a script.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.processes import wait_quiet
 from paddock.fleet.client import FleetEnvClient
+from paddock.fleet.http import send
 from paddock.fleet.run import run_tasks
 from paddock.fleet.settings import PlaneAddress
 from paddock.rollouts.models.endpoint import Endpoint
@@ -81,16 +83,28 @@ async def close(made: list[Made]) -> None:
 
 
 async def wait_warm(address: PlaneAddress, count: int) -> None:
-    """Until so many processes wait."""
-    from paddock.fleet.http import send
-
+    """Until so many processes wait, and have imported all they need."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         reply = await send("GET", f"{address.base_url}/status", timeout=5, headers=address.headers)
         if reply.json()["warm"] >= count:
+            await asyncio.to_thread(wait_quiet, instance_groups())
             return
         await asyncio.sleep(0.1)
     raise TimeoutError(f"{count} processes did not get warm in {PATIENCE:g} s")
+
+
+def instance_groups() -> list[int]:
+    """The processes that are or may become instances of our planes; each leads a group."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(entry.name)] = int(fields[1])
+    planes = {pid for pid, parent in parents.items() if parent == os.getpid()}
+    return [pid for pid, parent in parents.items() if parent in planes]
 
 
 async def cold(address: PlaneAddress) -> dict[str, float]:
@@ -107,15 +121,21 @@ async def cold(address: PlaneAddress) -> dict[str, float]:
 
 
 async def warm(address: PlaneAddress) -> dict[str, float]:
-    await wait_warm(address, MANY)
-    began = time.perf_counter()
-    first = await make(address)
-    alone = time.perf_counter() - began
-    await close([first])
+    alone = []
+    for _ in range(ALONE):
+        await wait_warm(address, MANY)
+        began = time.perf_counter()
+        made = await make(address)
+        alone.append(time.perf_counter() - began)
+        await close([made])
     await wait_warm(address, MANY)
     seconds, many = await together(address, MANY)
     ended = await seconds_of(lambda: close(many))
-    return {"warm_start_s": alone, "warm_instances_per_s": MANY / seconds, "ended_per_s": MANY / ended}
+    return {
+        "warm_start_s": statistics.median(alone),
+        "warm_instances_per_s": MANY / seconds,
+        "ended_per_s": MANY / ended,
+    }
 
 
 async def tools(address: PlaneAddress) -> dict[str, float]:

@@ -116,3 +116,28 @@ def test_a_cancel_ends_the_tests() -> None:
 
     run(act())
     assert own_children() == []
+
+
+BUSY = """
+import os
+if os.fork() == 0:
+    os.setsid()
+    for number in (0, 1, 2):
+        os.close(number)
+    while True:
+        with open("/logs/verifier/reward.txt", "w") as file:
+            file.write("1.0")
+"""
+NAIVE = "python3 work.py; sleep 0.05; echo 0.0 > /logs/verifier/reward.txt"
+SERVES = "(sleep 30 &) ; echo 0.5 > /logs/verifier/reward.txt"
+
+
+def test_a_program_that_keeps_writing_the_reward_is_found_out() -> None:
+    for _ in range(4):
+        reward = verdict(NAIVE, sealed(**{"work.py": BUSY})).reward
+        assert reward.value is None
+        assert "was writing the reward" in (reward.reason or "")
+
+
+def test_a_program_that_only_stays_does_not_cost_the_reward() -> None:
+    assert verdict(SERVES).reward.value == 0.5

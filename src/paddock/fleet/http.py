@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
+from pydantic_core import from_json
 
 from paddock.fleet.errors import (
     AnswerLost,
@@ -132,9 +133,12 @@ def encoded(document: Any, headers: Mapping[str, str] | None) -> tuple[bytes | N
 def decoded(body: bytes | str) -> Any:
     """Raises ProtocolError."""
     try:
-        return orjson.loads(body)
-    except ValueError as error:
-        raise ProtocolError(f"the answer is not JSON: {redact(shown(body))}") from error
+        return from_json(body)
+    except ValueError:
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"the answer is not JSON: {redact(shown(body))}") from error
 
 
 def checked(reply: Reply, method: str, url: str) -> Reply:

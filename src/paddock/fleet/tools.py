@@ -191,7 +191,7 @@ class FleetMCPTools:
                     collided.add(name)
                     if self.on_collision == "first":
                         continue
-                    tool = {**tool, "name": f"{_prefix(one.endpoint.url)}__{name}"}
+                    tool = {**tool, "name": f"{_prefix(one.endpoint.url, self.mcp_urls)}__{name}"}
                 owners[tool["name"]] = _Owned(one.endpoint, name, _is_safe(tool))
                 tools.append(convert_tool_format(tool))
         self._report_collision(frozenset(collided))
@@ -234,7 +234,7 @@ class FleetMCPTools:
 
     async def _find(self, tool_name: str, budget: Budget) -> _Owned:
         tries = Backoff(longest=self.max_backoff, attempts=self.max_retries)
-        listing = await self._asked(budget, tries, lambda name: name == tool_name)
+        listing = await self._asked(budget, tries, lambda name: True)
         self._united(listing.asked)
         owned = self._owners.get(tool_name)
         if owned is not None:
@@ -242,9 +242,8 @@ class FleetMCPTools:
         failed = [str(one.error) for one in listing.asked if one.has_failed]
         if failed or not self._owners:
             raise ToolCallFailed(f"{tool_name} was not called, its endpoint does not answer: {'; '.join(failed)}")
-        raise UnknownTool(
-            f"no endpoint has a tool {tool_name!r}", hint=f"there are {', '.join(sorted(self._owners))}"
-        )
+        known = ", ".join(sorted(self._owners))
+        raise UnknownTool(f"there is no tool {tool_name!r}; there are {known}")
 
     async def _called(self, owned: _Owned, name: str, arguments: dict[str, Any], budget: Budget) -> dict[str, Any]:
         endpoint = owned.endpoint
@@ -322,5 +321,10 @@ def _is_safe(tool: dict[str, Any]) -> bool:
     return isinstance(hints, dict) and (hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True)
 
 
-def _prefix(url: str) -> str:
-    return urlsplit(url).path.strip("/").replace("/", "_") or "mcp"
+def _prefix(url: str, urls: Sequence[str]) -> str:
+    """What tells this endpoint from the others: its path, without the part that they all share."""
+    paths = [urlsplit(each).path.strip("/").split("/") for each in urls]
+    shared = 0
+    while all(len(path) > shared + 1 and path[shared] == paths[0][shared] for path in paths):
+        shared += 1
+    return "_".join(urlsplit(url).path.strip("/").split("/")[shared:])

@@ -7,7 +7,6 @@ comes along: not its home, not its environment, not its processes.
 from __future__ import annotations
 
 import signal
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from paddock.rollouts.limits import SandboxLimits
     from paddock.rollouts.sandbox.base import Completed, Sandbox
 
-VERDICT = LOGS / "verifier"
+REWARDS = (LOGS / "verifier" / "reward.txt", LOGS / "verifier" / "reward.json")
 ENTRY = "test.sh"
 LONGEST_REWARD = 64 * 1024
 SIGNALLED = 128
@@ -82,7 +81,8 @@ async def _verify(
         script = f"mkdir -p {CLEAN_HOME} && exec /bin/bash /tests/{ENTRY}"
         env = {"HOME": str(CLEAN_HOME), "PYTHONDONTWRITEBYTECODE": "1"}
         # Whatever the agent's programs left running ends with the tests: it could still write a reward.
-        done = await sandbox.exec(Command(script, cwd=sandbox.workdir, env=env, last=True), timeout=timeout)
+        command = Command(script, cwd=sandbox.workdir, env=env, last=True, guarded=REWARDS)
+        done = await sandbox.exec(command, timeout=timeout)
         await sandbox.kill()
         reward = await _read_reward(sandbox, done, timeout)
     return Verdict(reward, done.exit_code, _text(done.stdout), _text(done.stderr))
@@ -98,14 +98,17 @@ async def _read_reward(sandbox: Sandbox, done: Completed, timeout: float) -> Rew
     if SIGNALLED < done.exit_code <= SIGNALLED + signal.NSIG:
         # The programs that tests run are the agent's: one of them could forge a reward and then kill the tests.
         return Reward.unknown(f"the verifier was killed by signal {done.exit_code - SIGNALLED}")
-    found: dict[str, bytes | None] = {"reward.txt": None, "reward.json": None}
-    for name in found:
-        with suppress(FileNotFoundError):
-            try:
-                found[name] = await sandbox.read(VERDICT / name, limit=LONGEST_REWARD)
-            except SandboxError as error:
-                return Reward.unknown(f"{name} cannot be trusted: {error.message}")
-    return parse_reward(found["reward.txt"], found["reward.json"])
+    if done.tampered:
+        return Reward.unknown("a program that the tests left running was writing the reward")
+    found: list[bytes | None] = []
+    for path in REWARDS:
+        try:
+            found.append(await sandbox.read(path, limit=LONGEST_REWARD))
+        except FileNotFoundError:
+            found.append(None)
+        except SandboxError as error:
+            return Reward.unknown(f"{path.name} cannot be trusted: {error.message}")
+    return parse_reward(*found)
 
 
 def _text(data: bytes) -> str:

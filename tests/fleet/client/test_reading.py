@@ -126,7 +126,7 @@ def test_a_definition_that_contains_itself_stays_a_reference_that_resolves() -> 
         ("def helper(): ...\ndef validate_task(env): ...", None, "validate_task"),
         ("def only(env): ...", None, "only"),
         ("def one(env): ...\ndef two(env): ...", "one", "one"),
-        ("this is not python", "verify", "verify"),
+        ("this is (not python", "verify", "verify"),
     ],
 )
 def test_the_entry_point_is_found(source: str, named: str | None, name: str) -> None:
@@ -138,7 +138,7 @@ def test_the_entry_point_is_found(source: str, named: str | None, name: str) -> 
     [
         ("def one(env): ...\ndef two(env): ...", None, "one, two"),
         ("x = 1", None, "no function"),
-        ("this is not python", None, "parsed"),
+        ("this is (not python", None, "parsed"),
         ("def verify(env): ...", "other", "other"),
     ],
 )
@@ -196,8 +196,15 @@ def test_events_are_read_however_they_are_cut(size: int) -> None:
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [("2", 2.0), ("0.5", 0.5), ("-1", 0.0), ("99999", 120.0), ("", None), ("soon", None)]
-    + [("Wed, 21 Oct 2015 07:28:00 GMT", 0.0)],
-)  # fmt: skip
+    [
+        ("2", 2.0),
+        ("0.5", 0.5),
+        ("-1", 0.0),
+        ("99999", 120.0),
+        ("", None),
+        ("soon", None),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+    ],
+)
 def test_the_wish_to_be_left_alone_is_read(value: str, seconds: float | None) -> None:
     assert retry_after({"Retry-After": value}) == seconds

@@ -42,6 +42,12 @@ if behaviour == "refuse":
 if behaviour == "die":
     print("the sky is falling", file=sys.stderr, flush=True)
     sys.exit(3)
+if behaviour == "once":
+    # Dies unless another has died before it.
+    marker = os.path.join(os.path.dirname(folder), "died")
+    if not os.path.exists(marker):
+        open(marker, "w").close()
+        sys.exit(3)
 if behaviour == "hang":
     time.sleep(600)
 if behaviour == "slow":

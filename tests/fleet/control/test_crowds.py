@@ -6,6 +6,8 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from running import wait_until
 
 from .running_plane import RunningPlane, StartPlane, is_gone
@@ -77,6 +79,13 @@ def test_a_warm_process_that_died_is_not_handed_out(start_plane: StartPlane) -> 
     wait_until(lambda: warm_pids(plane))
     os.kill(warm_pids(plane)[0], signal.SIGKILL)
     assert plane.make()["status"] == "running"
+
+
+@pytest.mark.parametrize("warm", [0, 1])
+def test_a_warm_process_that_dies_when_it_is_asked_is_replaced(start_plane: StartPlane, warm: int) -> None:
+    plane = start_plane(warm=warm)
+    wait_until(lambda: len(warm_pids(plane)) == warm)
+    assert plane("POST", INSTANCES, {"env_key": "once"}).status == (200 if warm else 400)
 
 
 def test_warm_processes_end_with_the_plane(start_plane: StartPlane) -> None:

@@ -229,8 +229,9 @@ def test_a_run_is_deleted_at_once(plane: RunningPlane) -> None:
 
 def test_time_to_live_and_heartbeats_end_an_instance(plane: RunningPlane) -> None:
     short = plane.make(ttl_seconds=1)["instance_id"]
-    silent = plane.make(heartbeat_interval=1)["instance_id"]
+    # The one that beats is the older: it would be the first to end.
     beating = plane.make(heartbeat_interval=1)["instance_id"]
+    silent = plane.make(heartbeat_interval=1)["instance_id"]
     beats = []
 
     def beat() -> bool:

@@ -54,6 +54,8 @@ class Completed:
     """Some output was dropped to keep to `SandboxLimits.output_bytes`."""
     killed_for: str | None = None
     """`memory`, `cpu`, `processes` or `disk` when the sandbox was ended for using too much of it."""
+    tampered: bool = False
+    """Something that the command left running was writing one of its guarded files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Command:
     stdin: bytes = b""
     last: bool = False
     """Whether everything else inside ends with it, in the same instant."""
+    guarded: tuple[PurePosixPath, ...] = ()
+    """Files that nothing left behind by the `last` command may be writing: see `Completed.tampered`."""
 
     @property
     def words(self) -> list[str]:

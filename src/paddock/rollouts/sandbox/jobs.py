@@ -42,6 +42,7 @@ class SupervisedJob(Job):
         self._timer: asyncio.TimerHandle | None = None
         self._exit_code: int | None = None
         self._timed_out = False
+        self._tampered = False
 
     def _saw(self, data: bytes) -> None:
         self._recent += data
@@ -50,10 +51,11 @@ class SupervisedJob(Job):
 
     # -- told by the sandbox --------------------------------------------------------------------------
 
-    def ended(self, exit_code: int | None) -> None:
+    def ended(self, exit_code: int | None, *, tampered: bool = False) -> None:
         """The command is over. Its outputs get a moment to end by themselves."""
         if not self._ended.is_set():
             self._exit_code = exit_code
+            self._tampered = tampered
             self._ended.set()
             self._timer = self._loop.call_later(OUTPUT_GRACE, self._stop_reading)
 
@@ -93,6 +95,7 @@ class SupervisedJob(Job):
             timed_out=self._timed_out,
             truncated=self._stdout.kept.truncated or self._stderr.kept.truncated,
             killed_for=killed_for,
+            tampered=self._tampered,
         )
 
     async def _end_late(self) -> None:

@@ -95,6 +95,7 @@ class ProcessSandbox(SupervisedSandbox):
         return given | {
             "argv": [self.localize(word) for word in given["argv"]],
             "cwd": self.localize(given["cwd"]),
+            "guarded": [self.localize(path) for path in given["guarded"]],
             "env": {name: self.localize(value) for name, value in given["env"].items()} | {MARK: self.id},
         }
 

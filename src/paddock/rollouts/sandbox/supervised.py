@@ -124,7 +124,7 @@ class SupervisedSandbox(Sandbox):
         if words[0] == "exit":
             job = self._jobs.pop(int(words[1]), None)
             if job is not None:
-                job.ended(int(words[2]))
+                job.ended(int(words[2]), tampered="tampered" in words[3:])
         elif words[0] == "over":
             self._killed_for = words[1]
             self._cpu_seconds, self._peak_memory = float(words[2]), int(words[3])
@@ -173,7 +173,8 @@ class SupervisedSandbox(Sandbox):
         for text in [*words, *env, *env.values()]:
             if "\0" in text:
                 raise SandboxError("a command and its environment cannot hold a zero byte")
-        return {"argv": words, "cwd": str(command.cwd), "env": env, "last": command.last}
+        guarded = [str(path) for path in command.guarded]
+        return {"argv": words, "cwd": str(command.cwd), "env": env, "last": command.last, "guarded": guarded}
 
     async def exec(self, command: Command, *, timeout: float) -> Completed:
         job = await self.start(command)

@@ -35,6 +35,8 @@ LOOK_EVERY, LOOK_CLOSELY, LOOK_AT_LEAST = 0.25, 0.05, 2.0
 DISK_EVERY = 1.0
 SHARE_OF_LOOKING = 20
 KILL_DEADLINE = 4.0
+BAIT = b"not a reward\n"
+BAIT_SECONDS = 0.1
 MOST_FILES_PER_BYTE = 1 / 4096
 FEWEST_FILES = 100_000
 
@@ -46,6 +48,7 @@ class Supervisor:
         self.control = control
         self.jobs: dict[int, int] = {}
         self.last = 0
+        self.guarded: list[str] = []
         self.cpu_seconds = 0.0
         self.peak_memory = 0
         self.look_at: float | None = None
@@ -135,7 +138,14 @@ class Supervisor:
         return True
 
     def do_spawn(
-        self, number: int, given: list[int], argv: list[str], cwd: str, env: dict[str, str], last: bool
+        self,
+        number: int,
+        given: list[int],
+        argv: list[str],
+        cwd: str,
+        env: dict[str, str],
+        last: bool,
+        guarded: list[str],
     ) -> Any:
         pid = os.fork()
         if pid == 0:
@@ -145,7 +155,7 @@ class Supervisor:
                 os._exit(127)
         self.jobs[pid] = number
         if last:
-            self.last = pid
+            self.last, self.guarded = pid, guarded
         if self.look_at is None:
             self.look_at = time.monotonic() + LOOK_CLOSELY
         return str(pid), None
@@ -213,11 +223,39 @@ class Supervisor:
             if pid == 0:
                 return
             number = self.jobs.pop(pid, None)
-            if pid == self.last:
-                self.end_others()
+            tampered = pid == self.last and self.end_with_last()
             if number is not None:
                 code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-                self.send(f"0 exit {number} {code}")
+                self.send(f"0 exit {number} {code}{' tampered' if tampered else ''}")
+
+    def end_with_last(self) -> bool:
+        """End what the last command left behind. True if that was still writing one of the guarded files.
+
+        Whoever writes them all the time may have written last before the command ended, and nothing shows it. So
+        each is replaced by a bait for a moment: one that is not left alone gives the writer away.
+        """
+        left = [pid for pid in self.pids() if (stat := read(f"/proc/{pid}/stat")) and b") Z " not in stat]
+        if not left or not self.guarded:
+            self.end_others()
+            return False
+        kept = [(path, read_plain(path)) for path in self.guarded]
+        try:
+            for path in self.guarded:
+                write_plain(path, BAIT)
+            time.sleep(BAIT_SECONDS)
+            tampered = any(read_plain(path) != BAIT for path in self.guarded)
+        except OSError:
+            tampered = True
+        self.end_others()
+        for path, content in kept:
+            try:
+                if content is None:
+                    os.unlink(path)
+                else:
+                    write_plain(path, content)
+            except OSError:
+                tampered = True
+        return tampered
 
     def end_others(self) -> None:
         """Everything but us, at once: as process 1 we are spared by our own signal to all."""
@@ -346,6 +384,26 @@ def read(path: str) -> bytes | None:
 def group_of(pid: str) -> int | None:
     stat = read(f"/proc/{pid}/stat")
     return int(stat[stat.rindex(b")") + 2 :].split()[2]) if stat else None
+
+
+def read_plain(path: str) -> bytes | None:
+    """The content of a regular file that is no link; None if there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return os.read(descriptor, 1 << 16)
+    finally:
+        os.close(descriptor)
+
+
+def write_plain(path: str, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
 
 
 def proportional_memory(pid: str) -> int:
