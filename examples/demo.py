@@ -54,9 +54,9 @@ def tell(record: RolloutRecord, calls: list[Call]) -> None:
             f"  {call.id}: {len(call.prompt_token_ids)} prompt tokens, {len(call.completion_token_ids)} sampled, "
             f"mean logprob {logprob:.2f}, {' '.join(tools) or call.finish_reason}"
         )
-    console.print(f"  the verifier, in a sandbox of its own: {record.verifier_stdout.strip().splitlines()[-1:]}")
+    console.print(f"  the verifier, in a sandbox of its own, says: {record.verifier_stdout.strip()}", soft_wrap=True)
     stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in record.stages.items())
-    console.print(f"  [bold]outcome {record.outcome}, reward {record.reward}[/] ({stages})")
+    console.print(f"  [bold]outcome {record.outcome}, reward {record.reward}[/] ({stages})", soft_wrap=True)
 
 
 async def ask_a_real_model() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from paddock.errors import TaskError
+from paddock.fleet.instance.browser import PROGRAMS
 from paddock.fleet.plane import InstanceWish, Plane
 from paddock.fleet.run import as_task, enough, read_task, read_tasks, run_tasks
 from paddock.rollouts.batch import BatchResult
@@ -137,6 +139,7 @@ def test_time_is_limited_and_the_work_is_graded(plane: PlaneProcess, store: Stor
 
 
 @slow
+@pytest.mark.skipif(not any(map(shutil.which, PROGRAMS)), reason="this machine has no browser")
 def test_a_screen_is_shown_to_the_model(plane: PlaneProcess, store: Store) -> None:
     looks = {"tool": "computer", "arguments": {"action": "screenshot"}}
     task = note_task("x", task_modality="computer_use")

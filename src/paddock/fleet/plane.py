@@ -33,6 +33,8 @@ LONGEST_POLL_SECONDS = 2.0
 ORPHAN_SECONDS = 120.0
 """How long a create that nobody waits for any more may take to answer, so that its instance can be ended."""
 GET_SECONDS = 10.0
+ASK_SECONDS = 3.0
+"""For a question that is asked only to decide on a retry."""
 DELETE_SECONDS = 20.0
 GONE_STATUSES = frozenset((400, 404, 409, 410))
 """Answers to a DELETE that mean there is nothing left to end."""
@@ -197,13 +199,12 @@ class Plane:
         return read_instance(reply.json())
 
     async def is_gone(self, instance_id: str) -> bool | None:
-        """Whether the instance has ended; None when the plane cannot be asked."""
+        """Whether the instance has ended; None when the plane does not say so at once."""
         try:
-            return (await self.get(instance_id, seconds=GET_SECONDS)).has_ended
-        except InstanceGone:
-            return True
-        except FleetError:
-            return None
+            reply = await self._send("GET", f"/v1/env/instances/{instance_id}", ASK_SECONDS)
+            return read_instance(reply.json()).has_ended
+        except FleetError as error:
+            return True if isinstance(error, PlaneError) and error.status == 404 else None
 
     async def delete(self, instance_id: str) -> None:
         """End an instance. One that has ended already is as good."""

@@ -66,6 +66,8 @@ class _Owned:
     name: str
     is_safe: bool
     """Whether the tool says that running it twice does no harm."""
+    form: dict[str, Any]
+    """The tool as models are shown it."""
 
 
 @dataclass
@@ -179,24 +181,25 @@ class FleetMCPTools:
 
     def _united(self, asked: list[Asked]) -> list[dict[str, Any]]:
         owners: dict[str, _Owned] = {}
-        tools: list[dict[str, Any]] = []
         collided: set[str] = set()
         for one in asked:
             for tool in one.tools or ():
-                name = tool["name"]
+                name = shown = tool["name"]
                 known = owners.get(name)
                 if known is not None and known.endpoint is one.endpoint:
                     continue
                 if known is not None:
-                    collided.add(name)
+                    # An aggregator repeats the tools of the application behind it: the same tool is no surprise.
+                    if self.on_collision != "first" or known.form != convert_tool_format(tool):
+                        collided.add(name)
                     if self.on_collision == "first":
                         continue
-                    tool = {**tool, "name": f"{_prefix(one.endpoint.url, self.mcp_urls)}__{name}"}
-                owners[tool["name"]] = _Owned(one.endpoint, name, _is_safe(tool))
-                tools.append(convert_tool_format(tool))
+                    shown = f"{_prefix(one.endpoint.url, self.mcp_urls)}__{name}"
+                form = convert_tool_format({**tool, "name": shown})
+                owners[shown] = _Owned(one.endpoint, name, _is_safe(tool), form)
         self._report_collision(frozenset(collided))
         self._owners = owners
-        return tools
+        return [owned.form for owned in owners.values()]
 
     def _report_collision(self, names: frozenset[str]) -> None:
         if not names:

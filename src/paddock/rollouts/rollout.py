@@ -361,7 +361,10 @@ class Rollout:
             await asyncio.wait(self._writes)
 
     def _say_install(self, line: str) -> None:
+        """Called from the thread that installs."""
         logger.info("%s", line)
+        assert self._worker is not None
+        self._worker.get_loop().call_soon_threadsafe(self._changed, "install", {"line": line})
 
     def _report(self, kind: str, data: dict[str, Any]) -> None:
         """What the agent tells. It may tell without end: the rest is dropped, and said to be."""

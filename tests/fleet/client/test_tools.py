@@ -12,7 +12,7 @@ from .episodes import Heard
 from .plane import KEY, LabPlane, lab, tool
 from .test_faults import made
 
-TWICE = [tool("add"), tool("extra")]
+TWICE = [{**tool("add"), "description": "another"}, tool("extra")]
 
 
 def on(plane: LabPlane, work: Callable[[FleetMCPTools], Awaitable[Any]], **options: Any) -> Any:
@@ -41,6 +41,13 @@ def test_of_two_tools_with_one_name_the_first_is_used_and_that_is_told_once() ->
         assert on(plane, work, bus=heard.bus) == ["add", "show", "fail", "put", "extra"]
     collisions = [event for event in heard.events if event.name == "fleet_tool_collision"]
     assert [event.tool_names for event in collisions] == [("add",)]
+
+
+def test_the_same_tool_at_two_endpoints_is_nothing_to_tell_of() -> None:
+    heard = Heard()
+    with lab(aggregator_tools=[tool("add")]) as plane:
+        assert on(plane, names, bus=heard.bus) == ["add", "show", "fail", "put"]
+    assert heard.count("fleet_tool_collision") == 0
 
 
 def test_of_two_tools_with_one_name_the_second_may_get_a_prefix() -> None:

@@ -100,3 +100,17 @@ def test_a_description_names_tables_and_columns(databases: Databases) -> None:
     assert [table["name"] for table in found["tables"]] == ["t"]
     assert [column["pk"] for column in found["tables"][0]["columns"]] == [1, 0]
     assert found["tables"][0]["sql"].startswith("CREATE TABLE t")
+
+
+def test_an_environment_may_write_ahead(tmp_path: Path) -> None:
+    found = Databases(tmp_path)
+    with closing(sqlite3.connect(found.clear())) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        with connection:
+            connection.execute("CREATE TABLE t (a)")
+        found.keep_seed()
+        with connection:
+            connection.execute("INSERT INTO t VALUES (1)")
+        assert found.query("seed", "SELECT COUNT(*) FROM t", (), read_only=True)["rows"] == [[0]]
+        assert found.diff(Ignored())["t"]["total_changes"] == 1
+    assert not found.clear().exists()

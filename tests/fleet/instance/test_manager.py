@@ -109,6 +109,7 @@ def test_files_browser_and_old_verifiers_are_answered_honestly(notes: Instance) 
     files = notes.post(f"{MANAGER}/diff/fs")
     assert (files["success"], files["files"], files["total_files"], files["source"]) == (True, [], 0, "none")
     assert notes.post(f"{MANAGER}/fs/file", {"path": "/x"})["exists"] is False
+    assert notes.ask("POST", f"{MANAGER}/fs/file/text", {"path": "/x"}).status == 400
     described = notes.ask("GET", f"{MANAGER}/resources/cdp/describe")
     assert (described.status, described.json["success"], described.json["cdp_browser_url"]) == (200, False, "")
     assert "image_type" in notes.post(f"{MANAGER}/resources/cdp/start", {"resolution": "1,1"})["message"]

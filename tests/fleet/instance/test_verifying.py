@@ -183,6 +183,15 @@ def test_the_databases_can_be_read(run: Running, folder: Path) -> None:
     assert run(body, folder, env_key="notes")["result"] == [[["mine"]], 1, "notes", "notes"]
 
 
+def test_large_sorts_need_no_file(run: Running, folder: Path) -> None:
+    body = """
+        numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 30000)"
+        found = env.db().query(numbers + " SELECT printf('%0200d', i * 7919 % 30000) FROM n ORDER BY 1")
+        return [found.error, len(found.rows)]
+    """
+    assert run(body, folder)["result"] == [None, 30000]
+
+
 def test_an_unknown_database_is_a_key_error(run: Running) -> None:
     assert run("env.db('current')")["error"]["type"] == "KeyError"
     assert "is not there for a verifier" in run("env.judge")["error"]["message"]

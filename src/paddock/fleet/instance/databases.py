@@ -46,6 +46,8 @@ class Databases:
         fresh.unlink(missing_ok=True)
         with _opened(self.path("current"), "rw") as current, closing(sqlite3.connect(fresh)) as copy:
             current.backup(copy)
+            # A copy in WAL mode could not be opened for reading alone.
+            copy.execute("PRAGMA journal_mode = DELETE")
         fresh.replace(self.path("seed"))
 
     def describe(self, name: str) -> dict[str, Any]:

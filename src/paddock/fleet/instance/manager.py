@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PLACE = re.compile(r"(?:/[^/]+)?/api/v1/env(?P<rest>/.*|)")
 DATABASE = re.compile(r"/resources/sqlite/(?P<name>[^/]+)/(?P<what>describe|query)")
 MOST_BODY = 16 * 1024 * 1024
+FILE_TEXTS = ("/fs/file/text", "/fs/doc/text", "/fs/doc/metadata", "/fs/doc/structured")
 NO_FILES = "this instance has no file system to look at: its state is in its databases"
 
 
@@ -62,6 +63,7 @@ class Manager:
             ("POST", "/diff/structured"): self._diff,
             ("POST", "/diff/fs"): self._file_diff,
             ("POST", "/fs/file"): self._file,
+            **{("POST", path): self._no_text for path in FILE_TEXTS},
             ("POST", "/resources/cdp/start"): self._start_browser,
             ("GET", "/resources/cdp/describe"): self._describe_browser,
             ("POST", "/execute_verifier_function"): self._legacy_verifier,
@@ -171,6 +173,9 @@ class Manager:
 
     async def _file(self, body: Any, _: str) -> Answer:
         return {"success": True, "path": str(body.get("path") or ""), "exists": False, "message": NO_FILES}
+
+    async def _no_text(self, _: Any, __: str) -> Answer:
+        raise BadRequest(NO_FILES)
 
     async def _start_browser(self, _: Any, __: str) -> Answer:
         if self._screen is None:

@@ -54,6 +54,8 @@ def open_copy(name: str, path: str) -> Database:
         stored.backup(copy)
     finally:
         stored.close()
+    # Large sorts go to files otherwise, and none can be made here.
+    copy.execute("PRAGMA temp_store = MEMORY")
     copy.execute("PRAGMA query_only = ON")
     return Database(name, copy)
 
