@@ -87,10 +87,7 @@ async def calls(url: str, count: int) -> dict[str, float]:
         began = time.perf_counter()
         await tools.list_tools()
         listed = (time.perf_counter() - began) * 1000
-        python = await asyncio.to_thread(peer_python, "mcp2")
-        peer = subprocess.Popen(
-            [str(python), "-c", PEER, tools.mcp_urls[0]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        peer = await asyncio.to_thread(_official, tools.mcp_urls[0])
         try:
             ours: list[float] = []
             theirs: list[float] = []
@@ -105,6 +102,12 @@ async def calls(url: str, count: int) -> dict[str, float]:
             peer.wait()
     mine, official = statistics.median(ours[ROUND:]), statistics.median(theirs[ROUND:])
     return {"list_tools_ms": listed, "call_ms": mine, "official_call_ms": official, "call_ratio": mine / official}
+
+
+def _official(url: str) -> subprocess.Popen[str]:
+    """The official client in a process of its own; it makes a round of calls for each line it is sent."""
+    command = [str(peer_python("mcp2")), "-c", PEER, url]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _round_of(peer: subprocess.Popen[str]) -> list[float]:
@@ -151,6 +154,7 @@ async def episodes(url: str, count: int) -> dict[str, float]:
             reward: float | None = (await env.step_async({"done": True}))[1]
             return reward
 
+    threads = threading.active_count()
     began = time.perf_counter()
     rewards = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
     took = time.perf_counter() - began
@@ -159,7 +163,7 @@ async def episodes(url: str, count: int) -> dict[str, float]:
         "episodes_seconds": took,
         "graded": sum(reward == 1.0 for reward in rewards),
         "unbalanced": names.count("fleet_rollout_started") - names.count("fleet_rollout_completed"),
-        "threads_left": threading.active_count() - 1,
+        "threads_left": threading.active_count() - threads,
     }
 
 

@@ -140,6 +140,7 @@ ALLOWED = {
     "client": BASE | {"protocol", "net"},
     "envs": BASE | {"env", "tools", "rollouts"},
     "tasks": BASE,
+    "fleet": BASE | {"protocol", "net", "telemetry", "tools", "env", "targets", "sessions", "server", "rollouts"},
     "rollouts": BASE | {"protocol", "net", "client", "sessions", "tasks", "testing"},
 }
 EXCEPTIONS = {"client/transports/memory.py": {"sessions"}}

@@ -45,7 +45,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlaneProcess]:
         "--env",
         f"safe={folder}/safe.py:Safe@v1.1",
     )
-    with plane_process(folder, "--warm", "1", *hosted) as started:
+    with plane_process(folder, "--warm", "1", "--instance-limit", "4", *hosted) as started:
         yield started
 
 
@@ -106,6 +106,7 @@ def test_tasks_are_run_to_a_table(plane: PlaneProcess, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[1].split()[1:4] == ["note-x", "ok", "1"]
     assert "note-x #0: ok, reward 1, 2 calls" in done.stderr
+    assert "4 rollouts run at a time" in done.stderr
     shown = paddock("fleet", "run", "tasks.json", *where, "--json", cwd=tmp_path)
     assert [(each["reward"], each["metadata"]["env_key"]) for each in lines(shown.stdout)] == [(1.0, "safe")]
     reported = json.loads(paddock("fleet", "report", "--store", "store", "--json", cwd=tmp_path).stdout)

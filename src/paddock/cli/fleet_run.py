@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from paddock.cli import INTERRUPTED, complain, note, print_json
 from paddock.cli.fleet_place import explained, fetch, find_plane, plane_options
 from paddock.errors import TaskError
+
+if TYPE_CHECKING:
+    from paddock.fleet.settings import PlaneAddress
 
 BROKEN = 1
 
@@ -68,9 +71,12 @@ def run(
     plane = find_plane(url, api_key, state)
     with explained(plane):
         # A plane that is not there would break every rollout, each after its retries.
-        offered = {each["env_key"] for each in asyncio.run(fetch(plane, "/v1/env/"))}
+        offered, limit = asyncio.run(look_at(plane))
     for env_key in sorted({task["env_key"].partition(":")[0] for task in chosen} - offered):
         note(f"warning: {plane.base_url} does not list an environment {env_key!r}")
+    if limit is not None and limit < options["parallel"]:
+        note(f"the plane allows {limit} instances at once, so {limit} rollouts run at a time")
+        options["parallel"] = limit
     # What goes wrong is in the records; a line in between would only tear the picture.
     logging.getLogger("paddock").addHandler(logging.NullHandler())
     batch_id = options["batch_id"] = options["batch_id"] or new_batch_id()
@@ -98,6 +104,13 @@ def run(
         return INTERRUPTED
     report(result, as_json)
     return 0 if all(record.outcome == "ok" for record in result.records) else BROKEN
+
+
+async def look_at(plane: PlaneAddress) -> tuple[set[str], int | None]:
+    """What the plane offers, and how many instances it allows."""
+    offered = {each["env_key"] for each in await fetch(plane, "/v1/env/")}
+    limit = (await fetch(plane, "/v1/account")).get("instance_limit")
+    return offered, limit if isinstance(limit, int) and limit > 0 else None
 
 
 def select(tasks: list[dict[str, Any]], keys: tuple[str, ...], file: Path) -> list[dict[str, Any]]:

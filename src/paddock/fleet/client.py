@@ -6,27 +6,17 @@ An agent's tools are not here (`paddock.fleet.tools`): whoever holds only those 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import dataclasses
-import logging
-import threading
-import time
 from typing import TYPE_CHECKING, Any, Self
 
 from paddock.fleet import leases
-from paddock.fleet.errors import FleetError, PlaneError
-from paddock.fleet.events import (
-    CloseFailed,
-    HeartbeatFailed,
-    MakeFailed,
-    MakeRetry,
-    ProvisioningCompleted,
-    TaskContext,
-    ambient_context,
-)
+from paddock.fleet.errors import FleetError, PlaneError, ProtocolError
+from paddock.fleet.events import HeartbeatFailed, TaskContext, ambient_context
 from paddock.fleet.http import send
-from paddock.fleet.models import CallToolAction, Instance, ListToolsAction
+from paddock.fleet.models import CallToolAction, ListToolsAction
 from paddock.fleet.plane import InstanceWish, Plane
+from paddock.fleet.provisioning import provision
+from paddock.fleet.retry import Backoff, Budget, retried
 from paddock.fleet.settings import plane_address
 from paddock.fleet.sync import LoopThread
 from paddock.fleet.tools import FleetMCPTools
@@ -37,85 +27,11 @@ from paddock.types import Observation, State, StepResult
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paddock.fleet.retry import Failure
+    from paddock.fleet.handle import InstanceHandle
     from paddock.fleet.tools import Collision, Partial
 
-logger = logging.getLogger(__name__)
-
 CREATE_SECONDS = 900.0
-
-
-class InstanceHandle:
-    """One instance that was made for us, and its one end."""
-
-    def __init__(self, plane: Plane, instance: Instance, *, ttl_seconds: float | None, context: TaskContext) -> None:
-        self.plane = plane
-        self.data = instance
-        self.instance_id = instance.instance_id
-        self.context = context
-        self.ttl_seconds = ttl_seconds
-        self.made_at = time.monotonic()
-        self._lock = threading.Lock()
-        self._closing: concurrent.futures.Future[None] | None = None
-
-    @property
-    def seconds_left(self) -> float | None:
-        """How long the instance will live on; None when it was given no time."""
-        if self.ttl_seconds is None:
-            return None
-        return self.ttl_seconds - (time.monotonic() - self.made_at)
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closing is not None
-
-    @property
-    def instance(self) -> Self:
-        return self
-
-    async def load(self) -> None:
-        """Nothing to do: databases are opened when they are asked for."""
-
-    async def is_gone(self) -> bool:
-        """Whether the plane says that it has ended. False when the plane cannot be asked."""
-        return await self.plane.is_gone(self.instance_id) is True
-
-    async def close(self, bus: Bus = process_bus) -> None:
-        """End the instance: one DELETE, however often and from wherever this is called.
-
-        Goes on to its end when the caller is cancelled.
-        """
-        with self._lock:
-            first = self._closing is None
-            if first:
-                self._closing = concurrent.futures.Future()
-            closing = self._closing
-        assert closing is not None
-        if first:
-            await asyncio.shield(leases.finish(self._end(closing, bus)))
-        else:
-            await asyncio.shield(asyncio.wrap_future(closing))
-
-    async def _end(self, closing: concurrent.futures.Future[None], bus: Bus) -> None:
-        try:
-            try:
-                await self.plane.delete(self.instance_id)
-            except asyncio.CancelledError:
-                # The loop is ending and will wait for us once more: the instance must not outlive it.
-                await self.plane.delete(self.instance_id)
-                raise
-        except FleetError as error:
-            logger.warning("[%s] instance %s could not be ended: %s", self.context.label, self.instance_id, error)
-            bus.emit(
-                CloseFailed(
-                    context=self.context,
-                    error_type=type(error).__name__,
-                    error_message=str(error),
-                    instance_id=self.instance_id,
-                )
-            )
-        finally:
-            closing.set_result(None)
+TRIES = Backoff(attempts=3)
 
 
 class FleetEnvClient:
@@ -211,18 +127,8 @@ class FleetEnvClient:
             heartbeat_interval=heartbeat_interval,
             run_id=run_id or leases.run_id(),
         )
-        instance, began, queued = await _made(plane, wish, create_timeout_s, context, bus)
-        took = time.monotonic() - began
-        handle = InstanceHandle(plane, instance, ttl_seconds=ttl_seconds, context=context)
-        logger.info("[%s] instance %s is ready after %.1f s", context.label, instance.instance_id, took)
-        bus.emit(
-            ProvisioningCompleted(
-                context=context,
-                provisioning_time_s=round(took, 3),
-                queue_time_s=round(queued, 3),
-                instance_id=instance.instance_id,
-            )
-        )
+        handle = await provision(plane, wish, seconds=create_timeout_s, context=context, bus=bus)
+        instance = handle.data
         assert instance.urls is not None
         urls = () if skip_mcp else instance.urls.mcp(image_type)
         try:
@@ -248,7 +154,7 @@ class FleetEnvClient:
 
     async def reset_async(self, seed: int | None = None, *, timeout: float | None = None) -> StepResult[Observation]:
         """Put the environment back to its first state."""
-        payload = await self._manager("POST", "/reset", {} if seed is None else {"seed": seed}, timeout)
+        payload = await self._manager("POST", "/reset", {} if seed is None else {"seed": seed}, timeout, again=True)
         return _step_result(payload)
 
     async def step_async(self, action: Any) -> StepResult[Observation]:
@@ -258,16 +164,16 @@ class FleetEnvClient:
         return _step_result(await self._manager("POST", "/step", {"action": _plain(action)}))
 
     async def state_async(self) -> Any:
-        payload = await self._manager("GET", "/state")
+        payload = await self._manager("GET", "/state", again=True)
         return State(**payload) if isinstance(payload, dict) else payload
 
     async def describe_db_async(self, db_name: str = "seed") -> dict[str, Any]:
-        return _object(await self._manager("GET", f"/resources/sqlite/{db_name}/describe"))
+        return _object(await self._manager("GET", f"/resources/sqlite/{db_name}/describe", again=True))
 
     async def query_db_async(self, sql: str, args: list[Any] | None = None, db_name: str = "seed") -> dict[str, Any]:
         """Read from a database of the instance. An SQL error comes back as `success: False`."""
         body = {"query": sql, "args": args, "read_only": True}
-        return _object(await self._manager("POST", f"/resources/sqlite/{db_name}/query", body))
+        return _object(await self._manager("POST", f"/resources/sqlite/{db_name}/query", body, again=True))
 
     async def close_async(self) -> None:
         """End the instance. Quiet if it has ended already."""
@@ -319,15 +225,25 @@ class FleetEnvClient:
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    async def _manager(self, method: str, path: str, document: Any = None, timeout: float | None = None) -> Any:
+    async def _manager(
+        self, method: str, path: str, document: Any = None, timeout: float | None = None, *, again: bool = False
+    ) -> Any:
+        """One request to the instance; one that does no harm twice is sent `again` when it fails in passing."""
         self.keep_alive()
         headers = dict(self._headers)
         if self._fleet_env is not None:
             token = await self._fleet_env.plane.runner_token()
             if token is not None:
                 headers["X-Runner-Token"] = token
-        seconds = self._timeout if timeout is None else timeout
-        reply = await send(method, f"{self._base}{path}", timeout=seconds, document=document, headers=headers)
+        budget = Budget(self._timeout if timeout is None else timeout)
+        url = f"{self._base}{path}"
+        reply = await retried(
+            lambda: send(method, url, timeout=budget.left, document=document, headers=headers),
+            what=f"{method} {url}",
+            budget=budget,
+            backoff=TRIES,
+            may_retry=lambda error: again and error.transient,
+        )
         return reply.json()
 
     def keep_alive(self) -> None:
@@ -354,40 +270,6 @@ class FleetEnvClient:
                 if isinstance(error, PlaneError) and error.ran is False and not error.transient:
                     return
             await asyncio.sleep(pause)
-
-
-async def _made(
-    plane: Plane, wish: InstanceWish, seconds: float, context: TaskContext, bus: Bus
-) -> tuple[Instance, float, float]:
-    async def told(failure: Failure) -> None:
-        logger.warning(
-            "[%s] create failed (try %d), again in %.1f s: %s", context.label, failure.attempt, failure.pause,
-            failure.error,
-        )  # fmt: skip
-        bus.emit(
-            MakeRetry(
-                context=context,
-                error_type=type(failure.error).__name__,
-                error_message=str(failure.error),
-                attempt=failure.attempt,
-                retry_delay_s=failure.pause,
-            )
-        )
-
-    began = time.monotonic()
-    try:
-        instance, queued = await plane.create(wish, seconds=seconds, told=told)
-    except FleetError as error:
-        bus.emit(
-            MakeFailed(
-                context=context,
-                error_type=type(error.__cause__ or error).__name__,
-                error_message=str(error),
-                attempt=int(error.data.get("attempts", 1)),
-            )
-        )
-        raise
-    return instance, began, queued
 
 
 def _context_for(env_key: str) -> TaskContext:
@@ -419,5 +301,5 @@ def _plain(action: Any) -> dict[str, Any]:
 
 def _object(payload: Any) -> dict[str, Any]:
     if not isinstance(payload, dict):
-        raise FleetError("the instance answered with something that is not an object")
+        raise ProtocolError("the instance answered with something that is not an object")
     return payload

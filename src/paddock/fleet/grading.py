@@ -15,7 +15,7 @@ from paddock.fleet.retry import Backoff, Budget
 from paddock.fleet.verifiers import entry_point, execute_body
 
 if TYPE_CHECKING:
-    from paddock.fleet.client import InstanceHandle
+    from paddock.fleet.handle import InstanceHandle
 
 JUDGE_RUNS = 3
 """How often a verifier is run whose judge fails."""

@@ -35,6 +35,8 @@ class Leases:
     def __init__(self) -> None:
         self.run_id = f"paddock-{uuid.uuid4().hex}"
         self.open: dict[tuple[PlaneAddress, str], None] = {}
+        self.abandoned: set[tuple[PlaneAddress, str]] = set()
+        """Open instances whose owner was forgotten."""
         self.unsure: set[PlaneAddress] = set()
         """Planes where a create of this process's own run was left without an answer."""
         self.creating: dict[int, PlaneAddress] = {}
@@ -61,6 +63,16 @@ class Leases:
     def closed(self, address: PlaneAddress, instance_id: str) -> None:
         with self.lock:
             self.open.pop((address, instance_id), None)
+
+    def abandon(self, address: PlaneAddress, instance_id: str) -> None:
+        # Called by the garbage collector, wherever it strikes: taking the lock here could wait for itself.
+        self.abandoned.add((address, instance_id))
+
+    def take_abandoned(self, address: PlaneAddress) -> list[str]:
+        """The abandoned instances of one plane; they are the caller's from now on."""
+        found = [key for key in tuple(self.abandoned) if key[0] == address]
+        self.abandoned.difference_update(found)
+        return [key[1] for key in found if key in self.open]
 
     def take(self) -> tuple[list[tuple[PlaneAddress, str]], set[PlaneAddress]]:
         """All that is left to end; it is the caller's from now on."""

@@ -144,6 +144,8 @@ class Plane:
             return instance
 
         held = leases.current()
+        for forgotten in held.take_abandoned(self.address):
+            leases.finish(self.delete(forgotten))
         number = held.begin_create(self.address, wish.run_id)
         try:
             instance = await retried(

@@ -43,6 +43,8 @@ class FleetScene:
             "instance_id": self._env.instance_id,
             "provisioning_time_s": round(self._env.provisioning_time_s or 0.0, 4),
         }
+        if (instance := self._env.instance) is not None:
+            self._found["env_version"] = instance.version
 
     async def tools(self) -> FleetScene:
         self._first = await self._env.reset_async()
@@ -69,7 +71,7 @@ class FleetScene:
 
     async def close(self) -> None:
         # An episode that broke or was cancelled is not graded any more: it only ends.
-        pass
+        await self._env.__aexit__(None if self._graded else asyncio.CancelledError)
 
     @property
     def evidence(self) -> dict[str, Any]:

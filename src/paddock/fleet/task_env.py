@@ -7,43 +7,41 @@ in between. A reward that is not known is None, never 0.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from paddock.errors import TaskError
 from paddock.fleet import modality as modalities
 from paddock.fleet.client import FleetEnvClient
 from paddock.fleet.errors import EpisodeState, FleetError, FleetTimeout, InstanceGone
-from paddock.fleet.events import EnvResetFailed, McpToolError, ScreenshotFailed, TaskContext, ToolCallFailedEvent
-from paddock.fleet.events import VerifierFailed as VerifierFailedEvent
 from paddock.fleet.grading import Grade, Question, grade
 from paddock.fleet.results import NO_IMAGE, error_of
 from paddock.fleet.retry import Budget, within
 from paddock.fleet.rollout import Rollout
 from paddock.fleet.settings import plane_address
 from paddock.fleet.sync import LoopThread
+from paddock.fleet.task import TaskView, find_task, read_tasks
 from paddock.telemetry.bus import Bus
 from paddock.telemetry.bus import bus as process_bus
 
 if TYPE_CHECKING:
-    from paddock.fleet.client import InstanceHandle
+    from pathlib import Path
+
+    from paddock.fleet.handle import InstanceHandle
     from paddock.fleet.models import Instance
     from paddock.fleet.tools import FleetMCPTools
 
 logger = logging.getLogger(__name__)
 
 Step = tuple[dict[str, Any], float | None, bool, dict[str, Any]]
-SHOWN = 500
 REUSE_SECONDS = 60.0
 """An instance with less time to live than this is not used for another episode."""
 SCREENSHOT_FAILED = "The first screenshot could not be taken: take one yourself."
+SUBMITTED = {"status": "submitted", "message": "Answer recorded. Ending session."}
 
 
-class FleetTaskEnv:
+class FleetTaskEnv(TaskView):
     """One task on instances of its own. Async methods end in `_async`; the others run on a loop thread."""
 
     def __init__(
@@ -68,7 +66,7 @@ class FleetTaskEnv:
         `trajectory_timeout_s` is the time an episode may take, from its reset to its last step. Further options go
         to `FleetEnvClient.from_fleet_async`.
         """
-        self.task = task_config
+        super().__init__(task_config)
         address = plane_address(api_key, base_url)
         self.api_key = address.api_key
         self.ttl_seconds = ttl_seconds if ttl_seconds is not None else modalities.time_to_live(self.modality)
@@ -84,12 +82,10 @@ class FleetTaskEnv:
         self.provisioning_time_s: float | None = None
         self.verifier_stdout: str | None = None
         self.verifier_error: str | None = None
-        self.tool_errors_list: list[str] = []
         self.reset_error: str | None = None
         """Why the environment could not be reset before this episode; None when it was."""
         self._options = {"base_url": address.base_url, "run_id": run_id, **client_options}
         self._bus = bus
-        self._context = TaskContext(self.env_key, self.env_version, self.task_key, self.modality)
         self._thread = LoopThread()
         self._orch: FleetEnvClient | None = None
         self._tools: FleetMCPTools | None = None
@@ -101,27 +97,14 @@ class FleetTaskEnv:
         self._submitted_answer: str | None = None
         self._last_verifier_execution_id: str | None = None
 
-    # -- the task -------------------------------------------------------------------------------------
+    @classmethod
+    def from_json_file(cls, json_path: str | Path, task_key: str, **options: Any) -> Self:
+        """The task of that key from a file with `{"tasks": […]}` or a list. Raises TaskError (a ValueError)."""
+        return cls(find_task(json_path, task_key), **options)
 
-    @property
-    def task_key(self) -> str:
-        return str(self.task.get("task_key") or self.task.get("key") or "unknown")
-
-    @property
-    def prompt(self) -> str:
-        return str(self.task.get("prompt") or "")
-
-    @property
-    def modality(self) -> str:
-        return str(self.task.get("task_modality") or "tool_use")
-
-    @property
-    def env_key(self) -> str:
-        return str(self.task.get("env_key") or self.task.get("env_id") or "unknown")
-
-    @property
-    def env_version(self) -> str | None:
-        return self.task.get("env_version") or self.task.get("version")
+    @classmethod
+    def from_json_file_all(cls, json_path: str | Path, **options: Any) -> list[Self]:
+        return [cls(task, **options) for task in read_tasks(json_path)]
 
     @property
     def instance(self) -> Instance | None:
@@ -133,29 +116,21 @@ class FleetTaskEnv:
     def instance_id(self) -> str | None:
         return self.instance.instance_id if self.instance is not None else None
 
-    @classmethod
-    def from_json_file(cls, json_path: str | Path, task_key: str, **options: Any) -> Self:
-        """The task of that key from a file with `{"tasks": […]}` or a list. Raises TaskError (a ValueError)."""
-        for task in _read_tasks(json_path):
-            if task_key in (task.get("task_key"), task.get("key")):
-                return cls(task, **options)
-        raise TaskError(f"Task '{task_key}' not found in {json_path}")
-
-    @classmethod
-    def from_json_file_all(cls, json_path: str | Path, **options: Any) -> list[Self]:
-        return [cls(task, **options) for task in _read_tasks(json_path)]
+    @property
+    def tool_errors_list(self) -> list[str]:
+        """What went wrong with tools in this episode."""
+        return self._rollout.tool_errors if self._rollout is not None else []
 
     # -- the episode ----------------------------------------------------------------------------------
 
     async def provision_async(self) -> None:
         """Make the instance, if there is none yet. `reset_async` does this too."""
-        if self._rollout is None or not self._rollout.is_open:
-            self._begin()
+        rollout = self._rollout if self._rollout is not None and self._rollout.is_open else self._begin()
         try:
             if self._orch is None:
                 await self._provision()
         except BaseException as error:
-            await self._give_up("init_error", error)
+            await self._give_up(rollout, "init_error", error)
             raise
 
     async def reset_async(self, seed: int | None = None) -> dict[str, Any]:
@@ -166,18 +141,20 @@ class FleetTaskEnv:
         if self._was_used and self._rollout is not None:
             self._rollout.complete("abandoned", failure_reason="abandoned")
         await self.provision_async()
+        rollout = self._rollout
+        assert rollout is not None
         stage = "init_error"
         try:
-            await self._reset_instance(seed)
+            await self._reset_instance(rollout, seed)
             stage = "tools_error"
             assert self._tools is not None
             listed = await self._tools.list_tools(partial(modalities.is_wanted, self.modality))
             self._tools_cache = modalities.fitting(self.modality, self.prompt, listed.tools)
             observation = self._observation({})
             if modalities.has_screen(self.modality):
-                observation["initial_screenshot"] = await self._screenshot(self._tools)
+                observation["initial_screenshot"] = await self._screenshot(rollout, self._tools)
         except BaseException as error:
-            await self._give_up(stage, error)
+            await self._give_up(rollout, stage, error)
             raise
         if self.trajectory_timeout_s is not None:
             self._deadline = Budget(self.trajectory_timeout_s)
@@ -197,14 +174,14 @@ class FleetTaskEnv:
         info: dict[str, Any] = {"step": self._step_count}
         if self.reset_error is not None:
             info["env_reset_failed"] = self.reset_error
-        result, done_reason, failure = await self._act(self._tools, action, info)
+        result, done_reason, failure = await self._act(self._rollout, self._tools, action, info)
         if done_reason is None and self._step_count >= self.max_steps:
             done_reason = "max_steps"
         info["done_reason"] = done_reason
         reward: float | None = 0.0
         if done_reason is not None:
             self._done = True
-            reward = await self._finish(done_reason, failure, info)
+            reward = await self._finish(self._rollout, done_reason, failure, info)
         return self._observation(result), reward, self._done, info
 
     async def close_async(self) -> None:
@@ -212,16 +189,18 @@ class FleetTaskEnv:
         await self._close(graded=True)
 
     async def _close(self, *, graded: bool) -> None:
+        rollout = self._rollout
         try:
-            rollout = self._rollout
             if rollout is not None and rollout.is_open and graded and self._was_used:
                 self._done = True
-                await self._finish("closed", None, {})
+                await self._finish(rollout, "closed", None, {})
         except asyncio.CancelledError:
-            self._complete("cancelled", failure_reason="cancelled")
+            if rollout is not None:
+                rollout.complete("cancelled", failure_reason="cancelled")
             raise
         finally:
-            self._complete("abandoned", failure_reason="abandoned")
+            if rollout is not None:
+                rollout.complete("abandoned", failure_reason="abandoned")
             self._done = True
             await self._release()
             if not self._thread.is_current:
@@ -264,41 +243,35 @@ class FleetTaskEnv:
     def _step_count(self) -> int:
         return self._rollout.step_count if self._rollout is not None else 0
 
-    @property
-    def _where(self) -> str:
-        return f"[{self._context.label}] step {self._step_count}/{self.max_steps}"
-
-    def _begin(self) -> None:
-        self._rollout = Rollout(self, self._context, self.max_steps, self._bus)
+    def _begin(self) -> Rollout:
+        self._rollout = Rollout(self, self.context, self.max_steps, self._bus)
         self._done = False
         self._deadline = None
         self._submitted_answer = None
         self._tools_cache = None
         self._last_verifier_execution_id = None
         self.final_reward = self.verifier_stdout = self.verifier_error = self.reset_error = None
-        self.tool_errors_list = []
+        return self._rollout
 
     async def _provision(self) -> None:
-        if self.env_key == "unknown":
-            raise TaskError("Task config missing env_key", hint="name the environment of the task")
         began = time.monotonic()
         self._orch, self._tools = await FleetEnvClient.from_fleet_async(
             self.api_key,
-            f"{self.env_key}:{self.env_version}" if self.env_version else self.env_key,
+            self.env_spec,
             self.task.get("data_key"),
             self.task.get("data_version"),
             "mcp" if modalities.has_screen(self.modality) else None,
             ttl_seconds=self.ttl_seconds,
             env_variables=self.task.get("env_variables"),
             request_timeout_s=self.request_timeout_s,
-            context=self._context,
+            context=self.context,
             bus=self._bus,
             **self._options,
         )
         self.provisioning_time_s = time.monotonic() - began
         self._was_used = False
 
-    async def _reset_instance(self, seed: int | None) -> None:
+    async def _reset_instance(self, rollout: Rollout, seed: int | None) -> None:
         """Put the instance back to its first state. A used one that cannot be is replaced."""
         handle = self._handle
         left = handle.seconds_left if handle is not None else None
@@ -309,10 +282,7 @@ class FleetTaskEnv:
         try:
             await self._orch.reset_async(seed, timeout=self.reset_timeout_s)
         except FleetError as error:
-            logger.warning("%s reset failed: %s", self._where, error)
-            self._bus.emit(
-                EnvResetFailed(context=self._context, error_type=type(error).__name__, error_message=str(error))
-            )
+            rollout.reset_failed(error)
             if was_used:
                 await self._replace()
                 self._was_used = True
@@ -329,7 +299,8 @@ class FleetTaskEnv:
         if orchestrator is not None:
             await orchestrator.close_async()
 
-    async def _give_up(self, stage: str, error: BaseException) -> None:
+    async def _give_up(self, rollout: Rollout, stage: str, error: BaseException) -> None:
+        """Complete a rollout that could not begin, and end its instance."""
         reason = stage
         if isinstance(error, asyncio.CancelledError):
             reason = "cancelled"
@@ -337,83 +308,53 @@ class FleetTaskEnv:
             reason = "instance_expired"
         elif isinstance(error, modalities.ComputerToolMissing):
             reason = "computer_tool_missing"
-        logger.error("%s %s: %s", self._where, reason, error)
-        self._complete(reason, failure_reason=reason, error=str(error)[:SHOWN])
+        logger.error("%s %s: %s", rollout.where, reason, error)
+        rollout.complete(reason, failure_reason=reason, error=str(error))
         await self._release()
-
-    def _complete(self, reason: str, *, failure_reason: str | None = None, error: str | None = None) -> None:
-        if self._rollout is not None:
-            self._rollout.complete(reason, failure_reason=failure_reason, error=error)
 
     # -- acting and grading ---------------------------------------------------------------------------
 
     async def _act(
-        self, tools: FleetMCPTools, action: dict[str, Any], info: dict[str, Any]
+        self, rollout: Rollout, tools: FleetMCPTools, action: dict[str, Any], info: dict[str, Any]
     ) -> tuple[Any, str | None, str | None]:
         """The result of the action, why the episode is done if it is, and what broke if something did."""
-        name = action.get("tool")
+        name, params = action.get("tool"), action.get("params")
         done = "agent_done" if action.get("done") else None
         if not name:
             return None, done or self._overdue(), None
-        params = action.get("params")
         if name == modalities.SUBMIT:
             answer = params.get("answer", "") if isinstance(params, dict) else ""
             self._submitted_answer = info["submitted_answer"] = str(answer)
-            result = info["tool_result"] = {"status": "submitted", "message": "Answer recorded. Ending session."}
+            result = info["tool_result"] = dict(SUBMITTED)
             return result, "agent_done", None
         if params is not None and not isinstance(params, dict):
-            return self._tool_error(name, "params must be an object", info), done, None
+            said = info["tool_error"] = "params must be an object"
+            rollout.tool_said_error(name, said)
+            return {"error": said}, done, None
         try:
             work = tools.call_tool(name, params or {})
             result = await (work if self._deadline is None else within(self._deadline.left, work, f"calling {name}"))
-        except (FleetError, TimeoutError) as error:
-            failed = self._call_failed(name, error, info)
+        except FleetError as error:
+            rollout.call_failed(name, error)
+            info["tool_error"] = str(error)
             if isinstance(error, InstanceGone):
-                return failed, "instance_expired", "instance_expired"
+                return {"error": str(error)}, "instance_expired", "instance_expired"
             overdue = self._overdue() if isinstance(error, FleetTimeout) else None
-            return failed, overdue or done, overdue
+            return {"error": str(error)}, overdue or done, overdue
         info["tool_result"] = result
         said = error_of(result)
         if said is not None:
-            self._tool_error(name, said, info)
+            info["tool_error"] = said
+            rollout.tool_said_error(name, said)
         overdue = self._overdue()
         return result, done or overdue, None if done else overdue
 
     def _overdue(self) -> str | None:
         return "trajectory_timeout" if self._deadline is not None and self._deadline.left <= 0 else None
 
-    def _tool_error(self, name: str, said: str, info: dict[str, Any]) -> dict[str, Any]:
-        info["tool_error"] = said
-        self.tool_errors_list.append(f"{name}(): {said[:SHOWN]}")
-        logger.warning("%s tool_error: %s() -> %s", self._where, name, said[:SHOWN])
-        self._bus.emit(
-            McpToolError(
-                context=self._context,
-                step_count=self._step_count,
-                max_steps=self.max_steps,
-                tool_name=name,
-                error_message=said[:SHOWN],
-            )
-        )
-        return {"error": said}
-
-    def _call_failed(self, name: str, error: Exception, info: dict[str, Any]) -> dict[str, Any]:
-        said = info["tool_error"] = str(error)
-        self.tool_errors_list.append(f"{name}(): {said[:SHOWN]}")
-        logger.warning("%s tool_call_failed: %s() -> %s: %s", self._where, name, type(error).__name__, said[:SHOWN])
-        self._bus.emit(
-            ToolCallFailedEvent(
-                context=self._context,
-                error_type=type(error).__name__,
-                error_message=said[:SHOWN],
-                step_count=self._step_count,
-                max_steps=self.max_steps,
-                tool_name=name,
-            )
-        )
-        return {"error": said}
-
-    async def _finish(self, done_reason: str, failure: str | None, info: dict[str, Any]) -> float | None:
+    async def _finish(
+        self, rollout: Rollout, done_reason: str, failure: str | None, info: dict[str, Any]
+    ) -> float | None:
         """Grade the episode and complete its rollout."""
         if failure == "instance_expired":
             given = Grade(failure_reason=failure, error="the instance ended during the episode")
@@ -429,46 +370,21 @@ class FleetTaskEnv:
         info.update(
             failure_reason=reason, reward_computed=True, verifier_stdout=given.stdout, verifier_error=given.error
         )
-        logger.info("%s %s: reward %s%s", self._where, done_reason, given.reward, f" ({reason})" if reason else "")
-        if given.failure_reason is not None:
-            self._bus.emit(
-                VerifierFailedEvent(
-                    context=self._context,
-                    error_type=given.failure_reason,
-                    error_message=(given.error or "")[:SHOWN],
-                    step_count=self._step_count,
-                    failure_reason=given.failure_reason,
-                )
-            )
-        if self._rollout is not None:
-            self._rollout.complete(
-                done_reason,
-                failure_reason=reason,
-                reward=given.reward,
-                verifier_success=given.verifier_success,
-                error=given.error,
-            )
+        rollout.complete_graded(done_reason, reason, given)
         return given.reward
 
-    async def _screenshot(self, tools: FleetMCPTools) -> list[dict[str, Any]]:
+    async def _screenshot(self, rollout: Rollout, tools: FleetMCPTools) -> list[dict[str, Any]]:
         """What the screen shows; a text that says so if that cannot be had."""
         try:
             taken = await tools.call_tool(modalities.COMPUTER, {"action": "screenshot"})
         except InstanceGone:
             raise
         except FleetError as error:
-            return self._no_screenshot(type(error).__name__, str(error))
-        if isinstance(taken, list):
-            return taken
-        return self._no_screenshot("ToolError", error_of(taken) or NO_IMAGE)
-
-    def _no_screenshot(self, kind: str, said: str) -> list[dict[str, Any]]:
-        logger.warning("%s no screenshot: %s", self._where, said)
-        self._bus.emit(
-            ScreenshotFailed(
-                context=self._context, error_type=kind, error_message=said[:SHOWN], step_count=self._step_count
-            )
-        )
+            rollout.screenshot_failed(type(error).__name__, str(error))
+        else:
+            if isinstance(taken, list):
+                return taken
+            rollout.screenshot_failed("ToolError", error_of(taken) or NO_IMAGE)
         return [{"type": "text", "text": SCREENSHOT_FAILED}]
 
     def _observation(self, result: Any) -> dict[str, Any]:
@@ -486,11 +402,3 @@ class FleetTaskEnv:
 
 def make_fleet_task_env(task_config: dict[str, Any], **options: Any) -> FleetTaskEnv:
     return FleetTaskEnv(task_config, **options)
-
-
-def _read_tasks(path: str | Path) -> list[dict[str, Any]]:
-    document = json.loads(Path(path).read_text())
-    tasks = document.get("tasks") if isinstance(document, dict) else document
-    if not isinstance(tasks, list):
-        raise TaskError(f"{path} holds no tasks", hint='write {"tasks": […]} or a list')
-    return tasks

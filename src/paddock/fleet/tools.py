@@ -47,7 +47,7 @@ from paddock.telemetry.bus import bus as process_bus
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paddock.fleet.client import InstanceHandle
+    from paddock.fleet.handle import InstanceHandle
 
 logger = logging.getLogger(__name__)
 

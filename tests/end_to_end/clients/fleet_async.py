@@ -1,9 +1,9 @@
-"""The real Fleet client on a plane, the asynchronous one. Usage: fleet_async.py URL KEY"""
+"""The real Fleet client on a plane, the asynchronous one. Usage: fleet_async.py URL KEY SCENARIO|all"""
 
 import asyncio
 from typing import Any
 
-from fleet_parts import VERIFIER, inject, told, use_tools
+from fleet_parts import VERIFIER, chosen, inject, told, use_tools
 from report import report
 
 from fleet import AsyncFleet, Task
@@ -87,4 +87,4 @@ async def apps(url: str, key: str) -> Any:
     return answer
 
 
-report(whole_sequence, listing, many_at_once, traces, lost_create, apps)
+report(*chosen(whole_sequence, listing, many_at_once, traces, lost_create, apps))

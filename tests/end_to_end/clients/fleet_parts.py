@@ -1,7 +1,9 @@
 """What both generations of the Fleet client share here: faults, tools over MCP, and how errors are told."""
 
 import json
+import sys
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 from mcp import ClientSession
@@ -33,6 +35,12 @@ async def use_tools(url: str, key: str) -> Any:
         names = sorted(tool.name for tool in (await session.list_tools()).tools)
         added = await session.call_tool("add_note", {"title": "milk"})
         return [names, json.loads(added.content[0].text), added.isError]
+
+
+def chosen(*scenarios: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Those that the last argument names, which is taken away."""
+    wanted = sys.argv.pop()
+    return [scenario for scenario in scenarios if wanted in ("all", scenario.__name__)]
 
 
 def told(error: BaseException) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The real Fleet client on a plane. Usage: fleet_sync.py URL KEY"""
+"""The real Fleet client on a plane. Usage: fleet_sync.py URL KEY SCENARIO|all"""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from fleet.tasks import Task
-from fleet_parts import VERIFIER, inject, told, use_tools
+from fleet_parts import VERIFIER, chosen, inject, told, use_tools
 from report import report
 
 import fleet
@@ -160,21 +160,16 @@ def limit(url: str, key: str) -> Any:
 def lost_answers(url: str, key: str) -> Any:
     """A create, a grade, a log and a close whose answers are lost, each repeated by the client itself."""
     client = Fleet(api_key=key, base_url=url)
-    answer = {}
-    for name, fault in {"status": {"status": 503}, "drop": {"drop": True}}.items():
-        inject(url, key, path="/v1/env/instances$", method="POST", after=True, **fault)
-        env = client.make("notes", run_id=f"lost-{name}")
-        answer[name] = [env.status, len(client.instances(run_id=f"lost-{name}")), env.reset().success]
-        inject(url, key, path="/v1/verifiers/execute", method="POST", after=True, **fault)
-        task = Task(key="lost", prompt="p", env_id="notes", verifier_func=VERIFIER, verifier_id="x")
-        graded = task.verify_detailed(env, final_answer="done")
-        answer[name].append(graded.result)
-        inject(url, key, path="/v1/traces/logs", method="POST", after=True, **fault)
-        session = client.start_session(model="m")
-        answer[name].append(session.log([{"role": "user", "content": "hi"}], "hello").message_count)
-        inject(url, key, path=f"/v1/env/instances/{env.instance_id}$", method="DELETE", after=True, **fault)
-        answer[name].append(env.close().status)
-    return answer
+    inject(url, key, path="/v1/env/instances$", method="POST", after=True, status=503)
+    env = client.make("notes", run_id="lost")
+    made = [env.status, len(client.instances(run_id="lost")), env.reset().success]
+    inject(url, key, path="/v1/verifiers/execute", method="POST", after=True, drop=True)
+    task = Task(key="lost", prompt="p", env_id="notes", verifier_func=VERIFIER, verifier_id="x")
+    graded = task.verify_detailed(env, final_answer="done").result
+    inject(url, key, path="/v1/traces/logs", method="POST", after=True, drop=True)
+    logged = client.start_session(model="m").log([{"role": "user", "content": "hi"}], "hello").message_count
+    inject(url, key, path=f"/v1/env/instances/{env.instance_id}$", method="DELETE", after=True, status=503)
+    return [*made, graded, logged, env.close().status]
 
 
-report(whole_sequence, listing, module_functions, tasks, traces, refusals, limit, lost_answers)
+report(*chosen(whole_sequence, listing, module_functions, tasks, traces, refusals, limit, lost_answers))

@@ -174,8 +174,7 @@ class LabPlane:
         if fault.hang:
             await self._stop.wait()
         if fault.drop:
-            assert request.transport is not None
-            request.transport.abort()
+            cut(request)
             return web.Response()
         if fault.stall or fault.dribble or fault.cut_stream:
             return await self._slowly(request, fault)
@@ -309,8 +308,7 @@ class LabPlane:
 
     async def _instance(self, request: web.Request, box: Box, path: str) -> web.StreamResponse:
         if box.status != "running":
-            assert request.transport is not None
-            request.transport.abort()
+            cut(request)
             return web.Response()
         if path in ("mcp", "api/v1/mcp"):
             tools = self.api_tools if path == "mcp" else self.aggregator_tools
@@ -390,6 +388,12 @@ class LabPlane:
             return {"content": [{"type": "text", "text": json.dumps(box.rows)}], "isError": False}
         box.rows.append(str(arguments.get("text", "")))
         return {"content": [{"type": "text", "text": json.dumps({"rows": len(box.rows)})}], "isError": False}
+
+
+def cut(request: web.Request) -> None:
+    """Drop the connection, unless the client has done so."""
+    if request.transport is not None:
+        request.transport.abort()
 
 
 class DataOnly(pickle.Unpickler):

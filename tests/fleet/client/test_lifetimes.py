@@ -1,6 +1,7 @@
 """Instances of processes that ended badly, or without a word."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -122,3 +123,21 @@ def test_the_key_is_in_no_error_and_no_repr() -> None:
 
     with lab() as plane:
         asyncio.run(main(plane))
+
+
+def test_an_instance_that_was_forgotten_is_ended_when_the_next_is_made() -> None:
+    async def main(plane: LabPlane) -> None:
+        forgotten = await made(plane)
+        del forgotten
+        gc.collect()
+        orchestrator, _ = await made(plane)
+        deadline = asyncio.get_running_loop().time() + 5
+        while len(plane.running) > 1:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+        assert plane.running == [plane.box]
+        await orchestrator.close_async()
+
+    with lab() as plane:
+        asyncio.run(main(plane))
+        assert plane.running == []

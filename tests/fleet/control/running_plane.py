@@ -17,7 +17,7 @@ from wire import Answer, Http
 
 KEY = "the-key"
 STANDIN = (sys.executable, "-I", "-S", str(Path(__file__).with_name("standin.py")))
-BEHAVIOURS = ("serve", "refuse", "die", "hang", "slow-0.5", "parent", "once")
+BEHAVIOURS = ("serve", "refuse", "die", "hang", "slow-0.5", "parent", "once", "stubborn")
 
 
 def plane_settings(state: Path, **changes: Any) -> PlaneSettings:

@@ -5,6 +5,7 @@ Standard library only, so that it starts at once.
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -56,8 +57,12 @@ if behaviour == "parent":
     child = subprocess.Popen(["sleep", "600"], start_new_session=False)
     with open(os.path.join(folder, "child"), "w") as file:
         file.write(str(child.pid))
+if behaviour == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 listening = socket.create_server((order["host"], 0))
 threading.Thread(target=serve, args=(listening,), daemon=True).start()
 say(port=listening.getsockname()[1])
+while behaviour == "stubborn":
+    time.sleep(600)
 for line in sys.stdin:
     note(line)

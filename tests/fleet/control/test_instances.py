@@ -188,6 +188,14 @@ def test_a_deleted_instance_leaves_no_process_and_no_folder(plane: RunningPlane)
     assert not folder.exists()
 
 
+def test_an_instance_that_will_not_end_is_killed(start_plane: StartPlane) -> None:
+    plane = start_plane(end_seconds=0.2)
+    made = plane.make("stubborn")["instance_id"]
+    pid = plane.pid(made)
+    assert plane("DELETE", f"{INSTANCES}/{made}").json["status"] == "stopped"
+    assert is_gone(pid)
+
+
 def test_to_delete_twice_is_a_bad_request_unless_it_is_the_same_request(plane: RunningPlane) -> None:
     path = f"{INSTANCES}/{plane.make()['instance_id']}"
     assert plane("DELETE", path, X_Request_ID="one").status == 200

@@ -1,5 +1,6 @@
 """A plane that is stopped or killed leaves no process, and the next one knows what there was."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -61,6 +62,28 @@ def test_a_killed_plane_leaves_no_process_and_the_next_marks_its_instances(
     assert plane.get("/v1/env/runs?active=inactive")[0]["total_count"] == 2
     assert plane.get("/v1/tasks/t")["verifier"]["version"] == 1
     assert [plane.make()["status"], plane.make()["status"]] == ["running", "running"]
+
+
+def test_what_does_not_end_with_its_plane_is_ended_by_the_next(
+    served: tuple[subprocess.Popen[bytes], Ask], start_plane: StartPlane
+) -> None:
+    process, ask = served
+    ask("POST", INSTANCES, {"env_key": "stubborn"})
+    pids = children(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not all(map(is_gone, pids))
+    start_plane()
+    wait_until(lambda: all(map(is_gone, pids)))
+
+
+def test_a_plane_that_is_stopping_says_so(start_plane: StartPlane) -> None:
+    plane = start_plane()
+    assert plane.loop is not None
+    asyncio.run_coroutine_threadsafe(plane.plane.stop(), plane.loop).result(5)
+    for method, path in [("POST", INSTANCES), ("GET", INSTANCES), ("GET", "/v1/tasks")]:
+        answer = plane(method, path, {"env_key": "serve"})
+        assert (answer.status, answer.headers["retry-after"]) == (503, "5")
 
 
 def test_a_stopped_plane_ends_its_instances_and_exits_well(served: tuple[subprocess.Popen[bytes], Ask]) -> None:

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from paddock.errors import ServerDraining
 from paddock.fleet.control.access import check_key
 from paddock.fleet.control.answers import Refused
 from paddock.fleet.control.faults import FaultLayer
@@ -50,6 +51,7 @@ class PlaneApplication(Starlette):
             lifespan=_lifespan,
             exception_handlers={
                 Refused: _refused,
+                ServerDraining: _stopping,
                 HTTPException: _no_route,
                 ClientDisconnect: _client_left,
                 Exception: _failed,
@@ -94,6 +96,10 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
     return error.response()
+
+
+async def _stopping(request: Request, error: Exception) -> Response:
+    return Refused(503, "The plane is stopping.", retry_after=5).response()
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from paddock.errors import ConfigError, StoreError
+from paddock.errors import ConfigError, ServerDraining, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,13 +74,16 @@ class Database:
         except BaseException:
             os.close(self._lock)
             raise
+        self._closed = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plane-database")
 
     async def run(
         self, work: Callable[Concatenate[sqlite3.Connection, P], Result], /, *args: P.args, **kwargs: P.kwargs
     ) -> Result:
         """What `work(connection, ...)` returns. All it writes is written, or nothing: it is one transaction.
-        A caller that is cancelled leaves at once; the work is still done."""
+        A caller that is cancelled leaves at once; the work is still done. Raises ServerDraining after `close`."""
+        if self._closed:
+            raise ServerDraining("the plane is stopping")
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, lambda: self.run_blocking(work, *args, **kwargs)
         )
@@ -100,6 +103,7 @@ class Database:
         return result
 
     def close(self) -> None:
+        self._closed = True
         self._thread.shutdown(wait=True)
         self._connection.close()
         os.close(self._lock)

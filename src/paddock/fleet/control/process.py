@@ -82,11 +82,9 @@ class InstanceProcess:
         except TimeoutError:
             raise StartFailed(f"it did not serve within {seconds:g} s", passing=True) from None
         if line is None:
-            async with asyncio.timeout(KILLED_SECONDS):
-                code = await asyncio.shield(self.ended)
-            raise StartFailed(
-                f"its process ended with code {code} before it served: {self.last_words()}", passing=True
-            )
+            await asyncio.wait([self.ended], timeout=KILLED_SECONDS)
+            how = f"ended with code {self.ended.result()}" if self.ended.done() else "closed its output"
+            raise StartFailed(f"its process {how} before it served: {self.last_words()}", passing=True)
         try:
             told = orjson.loads(line)
             port, error = told.get("port"), told.get("error")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import orjson
 from starlette.routing import Route
 
-from paddock.errors import ServerDraining
 from paddock.fleet.control import records
 from paddock.fleet.control.answers import Fields, Refused, answer, read_object, request_id, shown
 from paddock.fleet.control.database import text_of
@@ -64,8 +63,6 @@ class Instances:
             most, alive = error.data["instance_limit"], error.data["running_instances"]
             message = f"Instance limit reached: {alive} of {most} live. Close one, or raise the limit of the plane."
             raise Refused(403, {"error_type": "instance_limit_exceeded", "message": message, **error.data}) from None
-        except ServerDraining:
-            raise Refused(503, "The plane is stopping.", retry_after=5) from None
         except StartFailed as error:
             raise _not_started(order, error) from None
         return self._answer(made)
