@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fleet.plane_process import PlaneProcess, adds, note_task, plain_environment, plane_process, played
+from paddock.rollouts.ledger import recover
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.store import Store
 from rollouts.played import children_of, wait_until
@@ -36,6 +37,7 @@ class Desk:
     def __init__(self, folder: Path, plane: PlaneProcess, **script: Any) -> None:
         self.folder = folder
         self.plane = plane
+        self.started: list[subprocess.Popen[str]] = []
         self.store = folder / "store"
         (folder / "tasks.json").write_text(json.dumps({"tasks": [note_task(title) for title in TITLES]}))
         right, wrong = TITLES[:6], TITLES[6:]
@@ -51,30 +53,34 @@ class Desk:
 
     def process(self, *arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "paddock", "fleet", *arguments, "--state", str(self.plane.state)]
-        return subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=self.folder,
-            env=plain_environment(),
-        )
+        piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.started.append(subprocess.Popen(command, cwd=self.folder, env=plain_environment(), **piped))
+        return self.started[-1]
+
+    def __enter__(self) -> "Desk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
 
     def done(self, *arguments: str) -> tuple[int, str, str]:
         process = self.process(*arguments)
         stdout, stderr = process.communicate(timeout=60)
         return process.returncode, stdout, stderr
 
-    def wait_for_calls(self, count: int) -> None:
-        """Until the rollouts have made so many calls in all."""
+    def wait_until_at_work(self) -> None:
+        """Until every rollout has made a call."""
 
-        def made() -> bool:
+        def at_work() -> bool:
             if not self.store.exists():
                 return False
             with Store.open(self.store) as store:
-                return sum(record.calls for record in store.list()) >= count
+                return sum(record.calls > 0 for record in store.list()) == len(TITLES)
 
-        wait_until(made, 40)
+        wait_until(at_work, 40)
 
     def outcomes(self) -> list[Outcome | None]:
         with Store.open(self.store) as store:
@@ -82,66 +88,61 @@ class Desk:
 
 
 def test_eight_tasks_in_parallel_get_the_right_rewards(plane: PlaneProcess, tmp_path: Path) -> None:
-    desk = Desk(tmp_path, plane)
-    running = desk.start("--json")
-    stdout, stderr = running.communicate(timeout=80)
-    assert running.returncode == 0, stderr
-    found = {line["task_id"]: line for line in map(json.loads, stdout.splitlines())}
-    assert [found[f"note-{title}"]["reward"] for title in TITLES] == [1.0] * 6 + [0.0] * 2
-    assert all(line["outcome"] == "ok" and line["trainable"] for line in found.values())
-    assert len({line["metadata"]["instance_id"] for line in found.values()}) == 8
-    assert plane.alive() == []
+    with Desk(tmp_path, plane) as desk:
+        running = desk.start("--json")
+        stdout, stderr = running.communicate(timeout=80)
+        assert running.returncode == 0, stderr
+        found = {line["task_id"]: line for line in map(json.loads, stdout.splitlines())}
+        assert [found[f"note-{title}"]["reward"] for title in TITLES] == [1.0] * 6 + [0.0] * 2
+        assert all(line["outcome"] == "ok" and line["trainable"] for line in found.values())
+        assert len({line["metadata"]["instance_id"] for line in found.values()}) == 8
+        assert plane.alive() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_everything_soon_and_the_batch_can_go_on(
-    plane: PlaneProcess, tmp_path: Path, number: signal.Signals
-) -> None:
-    desk = Desk(tmp_path, plane, faults=SLOW)
-    running = desk.start()
-    desk.wait_for_calls(8)
-    assert len(plane.alive()) == 8
-    began = time.monotonic()
-    running.send_signal(number)
-    _, stderr = running.communicate(timeout=30)
-    assert time.monotonic() - began < 10
-    assert running.returncode == 130
-    assert plane.alive() == []
-    assert desk.outcomes() == [Outcome.CANCELLED] * 8
-    batch = stderr.rpartition("--resume ")[2].strip()
-    (tmp_path / "script.json").write_text(json.dumps(played(*TITLES)))
-    again = desk.start("--resume", batch)
-    assert again.communicate(timeout=60)
-    assert again.returncode == 0
-    assert desk.outcomes().count(Outcome.OK) == 8
+def test_ctrl_c_ends_everything_soon_and_the_batch_can_go_on(plane: PlaneProcess, tmp_path: Path) -> None:
+    with Desk(tmp_path, plane, faults=SLOW) as desk:
+        running = desk.start()
+        desk.wait_until_at_work()
+        assert len(plane.alive()) == 8
+        began = time.monotonic()
+        running.send_signal(signal.SIGINT)
+        _, stderr = running.communicate(timeout=30)
+        assert time.monotonic() - began < 10
+        assert running.returncode == 130
+        assert plane.alive() == []
+        assert desk.outcomes() == [Outcome.CANCELLED] * 8
+        batch = stderr.rpartition("--resume ")[2].strip()
+        (tmp_path / "script.json").write_text(json.dumps(played(*TITLES)))
+        again = desk.start("--resume", batch)
+        assert again.communicate(timeout=60)
+        assert again.returncode == 0
+        assert desk.outcomes().count(Outcome.OK) == 8
 
 
 def test_what_a_killed_run_leaves_is_swept_by_its_run(plane: PlaneProcess, tmp_path: Path) -> None:
-    desk = Desk(tmp_path, plane, faults=SLOW)
-    running = desk.start()
-    desk.wait_for_calls(8)
-    running.kill()
-    _, stderr = running.communicate(timeout=10)
-    run_id = stderr.rpartition("paddock fleet rm --run ")[2].split()[0]
-    left = plane.alive(run_id=run_id)
-    assert len(left) == 8
-    code, stdout, _ = desk.done("rm", "--run", run_id)
-    assert (code, sorted(stdout.split())) == (0, sorted(left))
-    assert plane.alive() == []
-    # The next run gives what was under way its outcome.
-    (tmp_path / "script.json").write_text(json.dumps(played(*TITLES)))
-    again = desk.start("--resume", run_id)
-    again.communicate(timeout=60)
-    assert again.returncode == 0
-    assert desk.outcomes().count(Outcome.CANCELLED) == 8
-    assert desk.outcomes().count(Outcome.OK) == 8
+    with Desk(tmp_path, plane, faults=SLOW) as desk:
+        running = desk.start()
+        desk.wait_until_at_work()
+        running.kill()
+        _, stderr = running.communicate(timeout=10)
+        run_id = stderr.rpartition("paddock fleet rm --run ")[2].split()[0]
+        left = plane.alive(run_id=run_id)
+        assert len(left) == 8
+        code, stdout, _ = desk.done("rm", "--run", run_id)
+        assert (code, sorted(stdout.split())) == (0, sorted(left))
+        assert plane.alive() == []
+        with Store.open(desk.store) as store:
+            recover(store)
+        assert desk.outcomes() == [Outcome.CANCELLED] * 8
 
 
 def test_a_plane_that_is_killed_breaks_rollouts_and_leaves_no_process(tmp_path: Path) -> None:
-    with plane_process(tmp_path, "--warm", "2", ends_with=-signal.SIGKILL) as plane:
-        desk = Desk(tmp_path, plane, faults=[{"turn": 1, "delay": 3}])
-        running = desk.start("--retries", "0", "--json", "--timeout", "6")
-        desk.wait_for_calls(8)
+    with (
+        plane_process(tmp_path, "--warm", "2", ends_with=-signal.SIGKILL) as plane,
+        Desk(tmp_path, plane, faults=[{"turn": 1, "delay": 4}]) as desk,
+    ):
+        running = desk.start("--retries", "0", "--json", "--timeout", "8")
+        desk.wait_until_at_work()
         processes = children_of(plane.pid)
         assert len(processes) >= 8
         os.kill(plane.pid, signal.SIGKILL)

@@ -135,16 +135,14 @@ class ContextManager:
             raise _Wrong(f"keep_recent_turns is {wished}: give 1 or more")
         # The turn in progress stays in any case: its result is still to come.
         keep = max(wished, 1)
-        begins = [index for index, message in enumerate(chat_history) if message.get("role") == "assistant"]
-        if len(begins) <= keep:
-            return f"Nothing to drop. {len(chat_history)} messages.", chat_history
-        cut = begins[-keep]
-        task = next((index for index, message in enumerate(chat_history) if message.get("role") == "user"), None)
-        pinned = {
-            index for index, message in enumerate(chat_history) if message.get("role") in ("system", "developer")
-        }
-        kept = [m for index, m in enumerate(chat_history) if index >= cut or index in pinned or index == task]
-        dropped = [m for index, m in enumerate(chat_history[:cut]) if index not in pinned and index != task]
+        roles = [message.get("role") for message in chat_history]
+        begins = [index for index, role in enumerate(roles) if role == "assistant"]
+        cut = begins[-keep] if len(begins) > keep else 0
+        stays = {index for index, role in enumerate(roles) if index >= cut or role in ("system", "developer")}
+        if "user" in roles:
+            stays.add(roles.index("user"))
+        kept = [message for index, message in enumerate(chat_history) if index in stays]
+        dropped = [message for index, message in enumerate(chat_history) if index not in stays]
         if not dropped:
             return f"Nothing to drop. {len(chat_history)} messages.", chat_history
         missing = [message for message in dropped if message not in self.full_history]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from paddock.fleet.errors import ProtocolError
 from paddock.fleet.schemas import convert_tool_format as convert_tool_format
 
-Status = Literal["pending", "running", "stopped", "error"]
 ENDED = frozenset(("stopped", "error"))
 
 

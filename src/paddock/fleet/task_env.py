@@ -342,10 +342,9 @@ class FleetTaskEnv(TaskView):
             overdue = self._overdue() if isinstance(error, FleetTimeout) else None
             return {"error": str(error)}, overdue or done, overdue
         info["tool_result"] = result
-        said = error_of(result)
-        if said is not None:
-            info["tool_error"] = said
-            rollout.tool_said_error(name, said)
+        if (failed := error_of(result)) is not None:
+            info["tool_error"] = failed
+            rollout.tool_said_error(name, failed)
         overdue = self._overdue()
         return result, done or overdue, None if done else overdue
 

@@ -27,7 +27,8 @@ print(run_id(), flush=True)
 
 def leave(plane: LabPlane, end: str) -> subprocess.Popen[str]:
     code = LEAVES.format(key=KEY, url=plane.url, end=end)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_what_a_process_leaves_is_ended_at_its_exit() -> None:
@@ -60,7 +61,10 @@ def test_a_create_whose_caller_left_is_ended_when_it_answers() -> None:
         making.cancel()
         await asyncio.wait([making])
         assert making.cancelled()
-        await close_all()
+        deadline = asyncio.get_running_loop().time() + 5
+        while plane.running:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
 
     with lab(create_seconds=0.3) as plane:
         asyncio.run(main(plane))
