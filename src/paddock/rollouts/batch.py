@@ -174,20 +174,22 @@ class Batch:
             member=member.number,
             attempt=attempt,
         )
-        rollout = Rollout(
-            member.task,
+        try:
+            return await self._make_rollout(member.task, record).run()
+        except StoreError as error:
+            # It could not be written down; the others may still have more luck.
+            record.outcome, record.error = Outcome.ENVIRONMENT, error.message
+            return record
+
+    def _make_rollout(self, task: Task, record: RolloutRecord) -> Rollout:
+        return Rollout(
+            task,
             self.plan,
             store=self._store,
             upstream=self._upstream,
             record=record,
             on_change=self._on_change,
         )
-        try:
-            return await rollout.run()
-        except StoreError as error:
-            # It could not be written down; the others may still have more luck.
-            record.outcome, record.error = Outcome.ENVIRONMENT, error.message
-            return record
 
 
 def new_batch_id() -> str:

@@ -182,24 +182,30 @@ class Rollout:
             timeout=self._timeouts.sandbox,
         )
 
-    async def _run_agent(self, sandbox: Sandbox) -> AgentExit:
+    def _make_capture(self, *, deadline: float | None = None) -> Capture:
+        """What stands between the agent and the model; from here on its key is masked too."""
+        plan = self.plan
         settings = CaptureSettings(
-            mode=self.plan.mode,
-            budget=self.plan.budget,
-            thinking=self.plan.thinking,
-            temperature=self.plan.temperature,
+            mode=plan.mode,
+            budget=plan.budget,
+            thinking=plan.thinking,
+            temperature=plan.temperature,
             call_timeout=self._timeouts.model_call,
+            deadline=deadline,
         )
-        capture = Capture(
-            self.plan.endpoint,
+        self._capture = capture = Capture(
+            plan.endpoint,
             self._upstream,
             settings,
             on_call=self._keep_call,
-            classify=self.plan.agent.classify,
-            secrets=self.plan.secrets,
+            classify=plan.agent.classify,
+            secrets=plan.secrets,
         )
-        self._capture = capture
-        self._mask = Mask.of_endpoint(self.plan.endpoint, (capture.secret, *self.plan.secrets))
+        self._mask = Mask.of_endpoint(plan.endpoint, (capture.secret, *plan.secrets))
+        return capture
+
+    async def _run_agent(self, sandbox: Sandbox) -> AgentExit:
+        capture = self._make_capture()
         listener, port = await sandbox.expose(PORT)
         assignment = Assignment(
             instruction=sandbox.localize(self.task.instruction),
@@ -295,12 +301,16 @@ class Rollout:
         )
 
     def _score(self, verdict: Verdict) -> None:
-        record, reward = self.record, verdict.reward
-        record.reward, record.reward_parts = reward.value, self._mask.value(reward.parts)
-        record.reward_reason = None if reward.reason is None else self._mask.text(reward.reason)
+        record = self.record
+        self._take_reward(verdict.reward)
         record.test_exit_code = verdict.exit_code
         record.verifier_stdout = self._mask.text(verdict.stdout)
         record.verifier_stderr = self._mask.text(verdict.stderr)
+
+    def _take_reward(self, reward: Reward) -> None:
+        record = self.record
+        record.reward, record.reward_parts = reward.value, self._mask.value(reward.parts)
+        record.reward_reason = None if reward.reason is None else self._mask.text(reward.reason)
 
     # -- keeping track ------------------------------------------------------------------------------
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paddock.errors import StoreError
-from paddock.rollouts.batch import Batch, Member
+from paddock.rollouts.batch import Batch
 from paddock.rollouts.loop.rollout import LoopRollout
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.rollout import new_rollout_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paddock.rollouts.loop.plan import LoopPlan
     from paddock.rollouts.loop.scene import Scene
+    from paddock.rollouts.record import RolloutRecord
     from paddock.rollouts.task import Task
 
 
@@ -29,26 +26,13 @@ class LoopBatch(Batch):
         self._loop_plan = plan
         self._make_scene = make_scene
 
-    async def _run_once(self, member: Member, attempt: int) -> RolloutRecord:
-        record = RolloutRecord(
-            rollout_id=new_rollout_id(),
-            task_id=member.task.id,
-            batch_id=self.batch_id,
-            member=member.number,
-            attempt=attempt,
-        )
-        rollout = LoopRollout(
-            member.task,
+    def _make_rollout(self, task: Task, record: RolloutRecord) -> LoopRollout:
+        return LoopRollout(
+            task,
             self._loop_plan,
-            self._make_scene(member.task),
+            self._make_scene(task),
             store=self._store,
             upstream=self._upstream,
             record=record,
             on_change=self._on_change,
         )
-        try:
-            return await rollout.run()
-        except StoreError as error:
-            # It could not be written down; the others may still have more luck.
-            record.outcome, record.error = Outcome.ENVIRONMENT, error.message
-            return record

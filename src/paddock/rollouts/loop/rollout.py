@@ -13,10 +13,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import ModelError, RolloutError, VerifierError
-from paddock.rollouts.capture import Capture, CaptureSettings
 from paddock.rollouts.loop.agent import Loop, LoopEnd
 from paddock.rollouts.loop.chat import Chat
-from paddock.rollouts.masking import Mask
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.rollout import LOG_BYTES, Rollout
 from paddock.rollouts.unhurried import unhurried
@@ -24,7 +22,7 @@ from paddock.rollouts.unhurried import unhurried
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paddock.rollouts.capture import Upstream
+    from paddock.rollouts.capture import Capture, Upstream
     from paddock.rollouts.loop.plan import LoopPlan
     from paddock.rollouts.loop.scene import Scene
     from paddock.rollouts.loop.tools import Tools
@@ -85,18 +83,15 @@ class LoopRollout(Rollout):
             return
         async with self._stage("verifier", self._timeouts.verifier, VerifierError):
             reward = await self.scene.score(self.record.transcript)
-        record = self.record
-        record.reward, record.reward_parts = reward.value, self._mask.value(reward.parts)
-        record.reward_reason = None if reward.reason is None else self._mask.text(reward.reason)
+        self._take_reward(reward)
         if reward.value is None and outcome is Outcome.OK and self.scene.is_scored:
-            outcome, error = Outcome.VERIFIER, record.reward_reason
+            outcome, error = Outcome.VERIFIER, self.record.reward_reason
         self._end(outcome, error)
 
     async def _converse(self, tools: Tools, offered: list[dict[str, Any]]) -> LoopEnd | ModelError:
         """How the loop ended by itself, or how the model failed it."""
         seconds = self.plan.agent_timeout or self._timeouts.agent
-        capture = self._capture = self._make_capture(seconds)
-        self._mask = Mask.of_endpoint(self.plan.endpoint, (capture.secret, *self.plan.secrets))
+        capture = self._make_capture(deadline=time.monotonic() + seconds)
         listener = socket.create_server(("127.0.0.1", 0))
         base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         await capture.serve(listener)
@@ -116,24 +111,6 @@ class LoopRollout(Rollout):
                     return error
         finally:
             await unhurried(self._stop_loop(capture))
-
-    def _make_capture(self, seconds: float) -> Capture:
-        settings = CaptureSettings(
-            mode=self.plan.mode,
-            budget=self.plan.budget,
-            thinking=self.plan.thinking,
-            temperature=self.plan.temperature,
-            call_timeout=self._timeouts.model_call,
-            deadline=time.monotonic() + seconds,
-        )
-        return Capture(
-            self.plan.endpoint,
-            self._upstream,
-            settings,
-            on_call=self._keep_call,
-            classify=self.agent.classify,
-            secrets=self.plan.secrets,
-        )
 
     async def _stop_loop(self, capture: Capture) -> None:
         await capture.stop()
