@@ -282,13 +282,14 @@ def default_verifiers() -> Verifiers:
     global _default
     loop = asyncio.get_running_loop()
     if _default is None or _default[0] is not loop or _default[1].closed:
-        _close_default()
+        close_default_verifiers()
         _default = (loop, Verifiers())
     return _default[1]
 
 
 @atexit.register
-def _close_default() -> None:
+def close_default_verifiers() -> None:
+    """End the warden of this process; the next run starts another."""
     global _default
     if _default is not None:
         _default[1].close_now()
