@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleet.plane_process import PlaneProcess, note_task, plane_process
-from paddock.cli.fleet import read_environments
+from paddock.cli.fleet import USUAL, read_environments, with_usual
 from paddock.cli.fleet_place import ADDRESS_FILE, find_plane
 from paddock.errors import ConfigError
 from paddock.fleet.report import percentiles, summarize_rollouts
@@ -209,9 +209,15 @@ def test_the_local_key_is_sent_to_the_local_plane_alone(local: Path) -> None:
 def test_versions_of_a_key_are_put_together() -> None:
     hosted = read_environments(["notes", "shop=pkg.mod:Shop@v1.0", "shop=pkg.mod:Shop@2.0"])
     assert [(each.env_key, each.target, each.versions) for each in hosted] == [
-        ("notes", "notes", ("v1",)),
-        ("shop", "pkg.mod:Shop", ("v1.0", "2.0")),
+        ("notes", "notes", ("v0.0.1", "v0.0.2")),
+        ("shop", "pkg.mod:Shop", ("v1.0", "v2.0")),
     ]
+
+
+def test_notes_is_hosted_beside_what_is_asked_for_unless_its_key_is_taken() -> None:
+    assert with_usual(()) == USUAL
+    assert with_usual(("shop=pkg.mod:Shop",)) == ("notes", "shop=pkg.mod:Shop")
+    assert with_usual(("notes=pkg.mod:Mine@v3",)) == ("notes=pkg.mod:Mine@v3",)
 
 
 @pytest.mark.parametrize("written", [["a=notes", "a=echo"], ["=notes"], ["a="], ["in stances=notes"], ["a@b=x.y:Z"]])

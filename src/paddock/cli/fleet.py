@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from paddock.fleet.control import HostedEnvironment
 
 USUAL = ("notes", "echo")
+VERSIONS = {"notes": ("v0.0.1", "v0.0.2")}
+"""Of shipped environments that have more than one; the last is what a client gets that asks for none."""
 VERSION = re.compile(r"v?\d[\w.-]*|v[\w.-]*")
 CHECK_SECONDS = 120.0
 CHECK = """
@@ -88,14 +90,14 @@ def up(
 ) -> None:
     """Host environments until Ctrl-C or SIGTERM; then every instance is stopped.
 
-    Without --env, notes and echo are hosted. TARGET is what `paddock serve` takes. The same KEY may be
-    given several times, with a VERSION each.
+    Without --env, notes and echo are hosted; with it, notes and what it names. TARGET is what `paddock serve`
+    takes. The same KEY may be given several times, with a VERSION each.
     """
     from paddock.fleet.control import PlaneSettings, serve_plane
 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     folder = (state or default_state()).expanduser().resolve()
-    hosted = described(read_environments(environments or USUAL))
+    hosted = described(read_environments(with_usual(environments)))
     settings = PlaneSettings(
         state=folder,
         environments=hosted,
@@ -124,8 +126,17 @@ def up(
         serve_plane(settings, announce)
 
 
+def with_usual(written: tuple[str, ...]) -> tuple[str, ...]:
+    """What was asked for, and `notes`, which clients try first; unless the key is taken."""
+    if not written:
+        return USUAL
+    taken = any(text.partition("=")[0].partition("@")[0] == "notes" for text in written)
+    return written if taken else ("notes", *written)
+
+
 def read_environments(written: Iterable[str]) -> tuple[HostedEnvironment, ...]:
-    """`notes`, `mykey=pkg.mod:Class@v1.0`, …; the versions of a key are put together."""
+    """`notes`, `mykey=pkg.mod:Class@v1.0`, …; the versions of a key are put together. All begin with a `v`:
+    Fleet's clients put one before the version that they are asked for."""
     from paddock.fleet.control import HostedEnvironment
 
     targets: dict[str, str] = {}
@@ -134,7 +145,7 @@ def read_environments(written: Iterable[str]) -> tuple[HostedEnvironment, ...]:
         key, equals, rest = text.partition("=")
         target, at, version = (rest if equals else key).rpartition("@")
         if not at or not VERSION.fullmatch(version):
-            target, version = rest if equals else key, "v1"
+            target, version = rest if equals else key, ""
         key = key if equals else target
         if not key or not target:
             raise ConfigError(f"--env {text!r} names no environment", hint="write KEY=TARGET, or KEY=TARGET@v1.0")
@@ -143,9 +154,9 @@ def read_environments(written: Iterable[str]) -> tuple[HostedEnvironment, ...]:
                 f"--env gives {key!r} two targets: {targets[key]} and {target}",
                 hint="the versions of a key have one target; use two keys",
             )
+        named = (f"v{version.removeprefix('v')}",) if version else VERSIONS.get(target, ("v1",))
         known = versions.setdefault(key, [])
-        if version not in known:
-            known.append(version)
+        known += [each for each in named if each not in known]
     return tuple(HostedEnvironment(key, target, tuple(versions[key])) for key, target in targets.items())
 
 
