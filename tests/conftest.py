@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +21,14 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
+
+
+@pytest.fixture(scope="module", autouse=True)
+def children_before() -> None:
+    """So that tests which look for processes left behind tell their own from those of the whole run."""
+    played = sys.modules.get("rollouts.played")
+    if played is not None:
+        played.remember_children()
 
 
 @pytest.fixture

@@ -185,8 +185,17 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+BEFORE: set[int] = set()
+"""Processes that were there when the module began: servers that live as long as the whole run."""
+
+
+def remember_children() -> None:
+    BEFORE.update(children_of(os.getpid()))
+
+
 def own_children() -> list[int]:
-    return children_of(os.getpid())
+    """Processes that this module's tests have started and that still run."""
+    return [pid for pid in children_of(os.getpid()) if pid not in BEFORE]
 
 
 def working_in(folder: Path) -> list[str]:
