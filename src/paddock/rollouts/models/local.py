@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from paddock.errors import ConfigError, ModelError
+from paddock.rollouts.processes import process_start_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -58,7 +59,7 @@ async def open_engine(weights: Path, log: Callable[[str], None]) -> AsyncIterato
     engine.users += 1
     try:
         async with engine.lock:
-            if engine.process is None or engine.process.returncode is not None:
+            if engine.process is None or is_dead(engine.process):
                 engine.process, engine.url = await _start(weights, log)
         yield engine.url
     finally:
@@ -66,6 +67,11 @@ async def open_engine(weights: Path, log: Callable[[str], None]) -> AsyncIterato
         if engine.users == 0 and engine.process is not None:
             process, engine.process = engine.process, None
             await _end(process)
+
+
+def is_dead(process: asyncio.subprocess.Process) -> bool:
+    """The loop hears of an end a little later than the system knows of it."""
+    return process.returncode is not None or process_start_time(process.pid) is None
 
 
 async def _start(weights: Path, log: Callable[[str], None]) -> tuple[asyncio.subprocess.Process, str]:
