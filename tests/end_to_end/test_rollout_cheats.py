@@ -303,7 +303,8 @@ def test_the_host_cannot_be_seen_or_changed(store: Store, tmp_path: Path) -> Non
     core = Path("/proc/sys/kernel/core_pattern").read_text()
     os.environ["PADDOCK_TEST_SECRET"] = HOST_SECRET
     look = f"""
-cat /root/* /etc/shadow {shlex.quote(str(hidden))} {shlex.quote(str(store.path))}/* /proc/1/root{tmp_path}/hidden 2>&1
+cat {shlex.quote(str(Path.home()))}/*
+cat /etc/shadow {shlex.quote(str(hidden))} {shlex.quote(str(store.path))}/* /proc/1/root{tmp_path}/hidden 2>&1
 cat /proc/*/environ /proc/1/mem /proc/1/maps /proc/kcore 2>/dev/null | tr '\\0' '\\n' | grep -a {HOST_SECRET}
 find / -name 'store.db*' -o -name '*.sock' 2>/dev/null | grep -v ^/proc
 echo '|/bin/sh -c x' > /proc/sys/kernel/core_pattern; echo b > /proc/sysrq-trigger; echo 1 > /proc/sys/vm/drop_caches
@@ -417,7 +418,7 @@ def test_real_opencode_that_cheats_is_paid_nothing(store: Store, tmp_path: Path)
     commands = [
         f"mkdir -p /logs/verifier; echo 1 > {REWARD}; mkdir -p ~/tests; echo 'echo 1 > {REWARD}' > ~/tests/test.sh",
         f"setsid nohup sh -c 'while :; do echo 1 > {REWARD}; sleep 0.01; done' > /dev/null 2>&1 & echo left",
-        "env; cat /proc/1/environ /etc/shadow; kill -9 1; ls /tests /root",
+        "env; cat /proc/1/environ /etc/shadow; kill -9 1; ls /tests /home",
         """echo '{"provider": {"paddock": {"options": {"baseURL": "http://127.0.0.1:9"}}}}' > opencode.json""",
     ]
     turns: list[dict[str, Any]] = [

@@ -105,7 +105,8 @@ class Rollout:
             if worker is not None:
                 worker.uncancel()
         except PaddockError as error:
-            self._end(BLAME.get(type(error), Outcome.ENVIRONMENT), error.message)  # type: ignore[arg-type]
+            blamed = (outcome for kind, outcome in BLAME.items() if isinstance(error, kind))
+            self._end(next(blamed, Outcome.ENVIRONMENT), error.message)
         except Exception as error:
             logger.exception("rollout %s broke", self.id)
             self._end(Outcome.ENVIRONMENT, f"{type(error).__name__}: {error}")
@@ -371,10 +372,16 @@ class Rollout:
             await asyncio.wait(self._writes)
 
     def _say_install(self, line: str) -> None:
-        """Called from the thread that installs."""
+        """Called from the thread that installs, which goes on even if the rollout has ended meanwhile."""
         logger.info("%s", line)
-        assert self._worker is not None
-        self._worker.get_loop().call_soon_threadsafe(self._changed, "install", {"line": line})
+        worker = self._worker
+        if worker is not None:
+            with suppress(RuntimeError):  # its loop is closed: nobody is left to be told
+                worker.get_loop().call_soon_threadsafe(self._told_install, line)
+
+    def _told_install(self, line: str) -> None:
+        if self._worker is not None:
+            self._changed("install", {"line": line})
 
     def _report(self, kind: str, data: dict[str, Any]) -> None:
         """What the agent tells. It may tell without end: the rest is dropped, and said to be."""
