@@ -21,7 +21,10 @@ COMMANDS = {
     "new": ("paddock.cli.new", "Start a project for an environment of your own."),
     "doctor": ("paddock.cli.doctor", "Tell what this machine has and lacks."),
 }
+EXTRAS = {"aiohttp": "rollouts", "zstandard": "rollouts"}
+"""Packages that the base install does not bring, and the extra that does."""
 INTERRUPTED = 130
+MISSING = 1
 
 
 class Commands(click.Group):
@@ -55,8 +58,15 @@ def main(arguments: list[str] | None = None) -> None:
         complain(error.message, error.hint)
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        error.show()
+        context = getattr(error, "ctx", None)
+        complain(error.format_message(), f"{context.command_path} --help" if context else None)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(error.name or "")
+        if extra is None:
+            raise
+        complain(f"this command needs {error.name}", f"pip install 'paddock[{extra}]'")
+        sys.exit(MISSING)
     except (click.Abort, KeyboardInterrupt):
         complain("interrupted")
         sys.exit(INTERRUPTED)
