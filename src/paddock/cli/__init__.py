@@ -53,7 +53,7 @@ def paddock() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Errors end with their own exit code, and a hint under the message."""
     try:
-        result = paddock.main(arguments, standalone_mode=False)
+        result = paddock.main(arguments, prog_name="paddock", standalone_mode=False)
     except PaddockError as error:
         complain(error.message, error.hint)
         sys.exit(error.exit_code)
