@@ -71,7 +71,7 @@ def test_a_record_tells_all_that_a_coding_agents_does(plane: PlaneProcess, store
     assert (kept.agent, kept.sandbox, kept.task_id, kept.level) == ("loop", "fleet", "note-tea", "tokens")
     assert list(kept.stages) == ["provision", "tools", "agent", "verifier"]
     known = {name: kept.metadata[name] for name in ("env_key", "env_version", "modality", "data_key")}
-    assert known == {"env_key": "notes", "env_version": "v1", "modality": "tool_use", "data_key": "shop"}
+    assert known == {"env_key": "notes", "env_version": "v0.0.2", "modality": "tool_use", "data_key": "shop"}
     assert kept.trainable
     assert "rows: 2" in kept.verifier_stdout
     calls = store.calls(kept.rollout_id)
