@@ -1,0 +1,111 @@
+/** The server's answers: fetched, streamed, or read from the data that a shared page carries. */
+
+/** An answer that is an error. */
+export class ApiError extends Error {
+  /** @param {string} message @param {string} hint @param {number} status */
+  constructor(message, hint, status) {
+    super(message);
+    this.hint = hint;
+    this.status = status;
+  }
+}
+
+const embedded = readEmbedded();
+
+/** @returns {{rollout_id: string, about: any, documents: Record<string, any>} | null} */
+function readEmbedded() {
+  const found = document.getElementById("paddock-data");
+  return found ? JSON.parse(found.textContent ?? "null") : null;
+}
+
+/** Whether this page is one file without a server. */
+export const isShared = embedded !== null;
+export const sharedRollout = embedded ? embedded.rollout_id : "";
+
+/**
+ * @param {string} path below `api/`
+ * @param {Record<string, any>} [parameters] null, undefined and "" are left out; a list repeats its name
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<any>}
+ */
+export async function get(path, parameters = {}, signal) {
+  if (embedded) return fromEmbedded(path, parameters);
+  return ask(address(path, parameters), { signal });
+}
+
+/** @param {string} path @param {any} [body] @returns {Promise<any>} */
+export async function post(path, body) {
+  const headers = { "content-type": "application/json" };
+  return ask(address(path, {}), { method: "POST", headers, body: JSON.stringify(body ?? {}) });
+}
+
+/** @param {string} path @param {Record<string, any>} parameters */
+export function address(path, parameters) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    for (const each of Array.isArray(value) ? value : [value]) {
+      if (each !== null && each !== undefined && each !== "") query.append(name, String(each));
+    }
+  }
+  const text = query.toString();
+  return `api/${path}${text ? `?${text}` : ""}`;
+}
+
+/** @param {string} url @param {RequestInit} options */
+async function ask(url, options) {
+  let answer;
+  try {
+    answer = await fetch(url, { ...options, credentials: "same-origin" });
+  } catch (error) {
+    if (options.signal?.aborted) throw error;
+    throw new ApiError("The server cannot be reached.", "Is paddock still running? This page reconnects when it is.", 0);
+  }
+  let document;
+  try {
+    document = await answer.json();
+  } catch {
+    document = null;
+  }
+  if (answer.ok) return document;
+  const told = document?.error ?? {};
+  throw new ApiError(told.message ?? `The server answered ${answer.status}.`, told.hint ?? "", answer.status);
+}
+
+/**
+ * Follow what is live until the signal aborts. A lost connection is opened again by the browser.
+ * @param {string} path
+ * @param {Record<string, (data: any) => void>} handlers by the name of the event
+ * @param {AbortSignal} signal
+ * @param {(connected: boolean) => void} [onState]
+ */
+export function live(path, handlers, signal, onState = () => {}) {
+  if (embedded || signal.aborted) return;
+  const source = new EventSource(address(path, {}));
+  source.onopen = () => onState(true);
+  source.onerror = () => onState(false);
+  for (const [name, handler] of Object.entries(handlers)) {
+    source.addEventListener(name, (event) => handler(JSON.parse(/** @type {MessageEvent} */ (event).data)));
+  }
+  signal.addEventListener("abort", () => source.close());
+}
+
+/** @param {string} path @param {Record<string, any>} parameters */
+function fromEmbedded(path, parameters) {
+  if (path === "about") return embedded?.about;
+  const part = parameters.part ?? parameters.path;
+  const name = part === undefined ? path : `${path}?${parameters.part === undefined ? "path" : "part"}=${part}`;
+  const whole = embedded?.documents[name];
+  if (whole === undefined) throw new ApiError("This file does not hold that.", "Open the rollout with paddock view.", 404);
+  if (path.endsWith("/transcript")) {
+    const items = whole.items.filter((/** @type {any} */ item) => item.seq > (parameters.after ?? 0)).slice(0, parameters.limit ?? 500);
+    return { items, next: items.length ? items[items.length - 1].seq : parameters.after ?? 0, done: true };
+  }
+  if (parameters.part !== undefined) return slicedColumns(whole, parameters.offset ?? 0, parameters.limit ?? 4000);
+  return whole;
+}
+
+/** @param {Record<string, any>} columns @param {number} offset @param {number} limit */
+function slicedColumns(columns, offset, limit) {
+  const cut = Object.entries(columns).map(([name, value]) => [name, Array.isArray(value) ? value.slice(offset, offset + limit) : value]);
+  return { ...Object.fromEntries(cut), offset };
+}

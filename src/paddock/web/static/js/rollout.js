@@ -1,0 +1,208 @@
+/** One rollout: how it went, and a tab for each thing that is known of it. Live while it runs. */
+
+import { address, get, isShared, live, post } from "./api.js";
+import { announce, broken, copyable, empty, fill, h } from "./dom.js";
+import { bytesText, count, dateTime, duration, modelName, rewardText } from "./format.js";
+import { useKeys } from "./keys.js";
+import { outcomeTag } from "./rollouts.js";
+import { placeUrl } from "./router.js";
+import { changesPanel } from "./changes.js";
+import { graphPanel } from "./graph.js";
+import { timelinePanel } from "./timeline.js";
+import { tokensPanel } from "./tokens.js";
+import { transcriptPanel } from "./transcript.js";
+
+/**
+ * What a tab is given.
+ * @typedef {{id: string, rollout: any, calls: () => Promise<any[]>, place: import("./router.js").Place, signal: AbortSignal,
+ *   onItems: (take: (items: any[]) => void) => void, onCalls: (take: (calls: any[]) => void) => void}} Scene
+ */
+
+/** @type {{name: string, title: string, draw: (scene: Scene) => Node | Promise<Node>}[]} */
+const TABS = [
+  { name: "transcript", title: "Transcript", draw: transcriptPanel },
+  { name: "timeline", title: "Timeline", draw: timelinePanel },
+  { name: "graph", title: "Calls", draw: graphPanel },
+  { name: "tokens", title: "Tokens", draw: tokensPanel },
+  { name: "verifier", title: "Verifier", draw: verifierPanel },
+  { name: "files", title: "Files", draw: changesPanel },
+  { name: "logs", title: "Logs", draw: logsPanel },
+  { name: "config", title: "Configuration", draw: configPanel },
+];
+
+/** @param {import("./router.js").Place} place @param {AbortSignal} signal */
+export async function rolloutView(place, signal) {
+  const id = place.parts[1];
+  const rollout = await get(`rollouts/${id}`, {}, signal);
+  const shown = TABS.find((tab) => tab.name === place.parts[2]) ?? TABS[0];
+  document.title = `${rollout.task_id} · Paddock`;
+  const head = h("header", { class: "rollout-head" });
+  const body = h("section", { class: "tab-body", "aria-label": shown.title }, h("p", { class: "muted" }, "Loading…"));
+
+  /** @type {((items: any[]) => void)[]} */
+  const itemTakers = [];
+  /** @type {((calls: any[]) => void)[]} */
+  const callTakers = [];
+  /** @type {Promise<any[]> | null} */
+  let calls = null;
+  /** @type {Scene} */
+  const scene = {
+    id: rollout.rollout_id,
+    rollout,
+    place,
+    signal,
+    calls: () => (calls ??= get(`rollouts/${id}/calls`, {}, signal).then((found) => found.calls)),
+    onItems: (take) => itemTakers.push(take),
+    onCalls: (take) => callTakers.push(take),
+  };
+  function drawHead() {
+    fill(head, headOf(rollout));
+  }
+  drawHead();
+  if (rollout.live) {
+    live(
+      `rollouts/${id}/live`,
+      {
+        items: (told) => itemTakers.forEach((take) => take(told.items)),
+        calls: (told) => {
+          calls = null;
+          callTakers.forEach((take) => take(told.calls));
+        },
+        summary: (told) => {
+          Object.assign(rollout, told);
+          drawHead();
+        },
+        done: () => finish(),
+      },
+      signal,
+    );
+  }
+  async function finish() {
+    Object.assign(rollout, await get(`rollouts/${id}`, {}, signal), { live: false });
+    drawHead();
+    announce(`The rollout ended: ${rollout.outcome}`);
+  }
+  /** @param {number} by */
+  const tab = (by) => {
+    const next = TABS[(TABS.indexOf(shown) + by + TABS.length) % TABS.length];
+    location.hash = placeUrl(["rollouts", id, next.name]);
+  };
+  useKeys(
+    [
+      { keys: "l", does: "Next tab", run: () => tab(1) },
+      { keys: "h", does: "Previous tab", run: () => tab(-1) },
+      { keys: "u", does: "Back to all rollouts", run: () => (location.hash = "#/rollouts") },
+    ],
+    signal,
+  );
+  Promise.resolve()
+    .then(() => shown.draw(scene))
+    .then((panel) => fill(body, panel))
+    .catch((error) => signal.aborted || fill(body, broken(error)));
+  return h(
+    "div",
+    { class: "view rollout" },
+    head,
+    h("nav", { class: "tabs", "aria-label": "About this rollout" }, TABS.map((each) => h("a", { href: placeUrl(["rollouts", id, each.name]), "aria-current": each === shown ? "page" : null }, each.title))),
+    body,
+  );
+}
+
+/** @param {any} rollout */
+function headOf(rollout) {
+  const facts = [
+    rollout.agent && `${rollout.agent}${rollout.driver && rollout.driver !== "run" ? ` (${rollout.driver})` : ""}`,
+    modelName(rollout.model),
+    rollout.sandbox,
+    dateTime(rollout.started_at),
+    duration(rollout.wall_s ?? Date.now() / 1000 - rollout.started_at),
+    `${count(rollout.call_count ?? rollout.calls)} calls`,
+    `${count((rollout.prompt_tokens ?? 0) + (rollout.completion_tokens ?? 0))} tokens`,
+  ];
+  const because = rollout.error ?? (rollout.reward === null && rollout.outcome ? rollout.reward_reason : null);
+  const siblings = (rollout.siblings ?? []).filter((/** @type {any} */ each) => each.rollout_id !== rollout.rollout_id);
+  return [
+    h("div", { class: "rollout-title" }, h("h1", null, rollout.task_id), outcomeTag(rollout), h("span", { class: "rollout-reward" }, `reward ${rewardText(rollout.reward)}`), rollout.live ? h("span", { class: "live-dot" }, "live") : null),
+    h("p", { class: "muted" }, facts.filter(Boolean).join(" · ")),
+    h("p", { class: "muted mono" }, rollout.rollout_id),
+    because ? h("p", { class: "error-text" }, because) : null,
+    Object.keys(rollout.reward_parts ?? {}).length ? h("p", { class: "muted" }, Object.entries(rollout.reward_parts).map(([name, value]) => `${name} ${rewardText(Number(value))}`).join(" · ")) : null,
+    isShared ? null : h("div", { class: "actions" }, rollout.live ? abortButton(rollout.rollout_id) : null, shareLink(rollout.rollout_id), compareChoice(rollout.rollout_id, siblings)),
+  ];
+}
+
+/** @param {string} id */
+function abortButton(id) {
+  const button = h("button", { type: "button", class: "danger", onclick: abort }, "Abort");
+  async function abort() {
+    button.disabled = true;
+    try {
+      await post(`rollouts/${id}/abort`);
+      button.textContent = "Aborting…";
+    } catch (error) {
+      button.disabled = false;
+      button.after(broken(error));
+    }
+  }
+  return button;
+}
+
+/** @param {string} id */
+function shareLink(id) {
+  return h("a", { class: "button", href: address(`rollouts/${id}/share`, {}), download: `${id}.html` }, "Save as one file");
+}
+
+/** @param {string} id @param {any[]} siblings */
+function compareChoice(id, siblings) {
+  if (!siblings.length) return null;
+  const go = (/** @type {any} */ event) => event.target.value && (location.hash = placeUrl(["compare", id, event.target.value]));
+  return h(
+    "select",
+    { "aria-label": "Compare with another rollout of the group", onchange: go },
+    h("option", { value: "" }, "Compare with…"),
+    siblings.map((each) => h("option", { value: each.rollout_id }, `${each.rollout_id.slice(0, 24)} · ${each.outcome ?? each.stage} · ${rewardText(each.reward)}`)),
+  );
+}
+
+/** @param {Scene} scene */
+function verifierPanel({ rollout }) {
+  const { stdout = "", stderr = "", exit_code: code = null } = rollout.verifier ?? {};
+  const scores = (rollout.scores ?? []).map((/** @type {any} */ score) =>
+    h("tr", null, h("td", null, dateTime(score.at)), h("td", { class: "number" }, rewardText(score.reward)), h("td", null, score.reason ?? ""), h("td", null, score.note ?? "")),
+  );
+  if (!stdout && !stderr && !rollout.outcome) return empty("The verifier has not run yet", h("p", null, "It runs in a sandbox of its own once the agent is done."));
+  return h(
+    "div",
+    { class: "stack" },
+    h("p", null, `Reward ${rewardText(rollout.reward)}`, rollout.reward_reason ? ` (${rollout.reward_reason})` : "", code === null || code === undefined ? "" : `, the tests ended with ${code}`),
+    logBlock("What it printed", stdout),
+    stderr ? logBlock("Errors it printed", stderr) : null,
+    scores.length ? h("div", { class: "panel" }, h("h2", null, "Verified again"), h("table", { class: "plain" }, h("thead", null, h("tr", null, ["When", "Reward", "Reason", "Note"].map((title) => h("th", { scope: "col" }, title)))), h("tbody", null, scores))) : null,
+  );
+}
+
+/** @param {Scene} scene */
+function logsPanel({ rollout }) {
+  const logs = rollout.logs ?? {};
+  const names = { agent: "The agent", proxy: "The capture proxy", install: "Installing" };
+  const found = Object.entries(names).filter(([name]) => logs[name]);
+  if (!found.length) return empty("No logs", h("p", null, rollout.live ? "They are kept when the rollout ends." : "Nothing was printed."));
+  return h("div", { class: "stack" }, found.map(([name, title]) => logBlock(title, logs[name])));
+}
+
+/** @param {string} title @param {string} text */
+function logBlock(title, text) {
+  return h("section", { class: "panel" }, h("h2", null, title, h("span", { class: "muted" }, `  ${bytesText(text.length)}`)), h("pre", { tabindex: 0 }, text || "(nothing)"));
+}
+
+/** @param {Scene} scene */
+function configPanel({ rollout }) {
+  return h(
+    "div",
+    { class: "stack" },
+    h("section", { class: "panel" }, h("h2", null, "Run this again"), copyable(rollout.rerun ?? "")),
+    h("section", { class: "panel" }, h("h2", null, "Instruction"), h("pre", { tabindex: 0 }, rollout.instruction ?? "")),
+    h("section", { class: "panel" }, h("h2", null, "Configuration"), h("pre", { tabindex: 0 }, JSON.stringify(rollout.config, null, 2))),
+    Object.keys(rollout.metadata ?? {}).length ? h("section", { class: "panel" }, h("h2", null, "Metadata"), h("pre", { tabindex: 0 }, JSON.stringify(rollout.metadata, null, 2))) : null,
+  );
+}
