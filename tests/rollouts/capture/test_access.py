@@ -33,7 +33,7 @@ def test_the_list_of_models_is_the_one_model_and_asks_nobody() -> None:
     run(body())
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings", "/", "/v1/chat/completions/x"])
+@pytest.mark.parametrize("path", ["/v1/audio", "/v1/embeddings", "/", "/v1/chat/completions/x"])
 def test_other_paths_are_refused_in_words(path: str) -> None:
     async def body() -> None:
         async with rig(Scripted()) as r:

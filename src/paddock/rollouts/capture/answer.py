@@ -31,6 +31,7 @@ class Answer:
         "content",
         "extra",
         "finish_reason",
+        "first_version",
         "logprobs",
         "prompt_ids",
         "reasoning",
@@ -54,6 +55,8 @@ class Answer:
         self.finish_reason: str | None = None
         self.usage: dict[str, Any] = {}
         self.weight_version: str | None = None
+        self.first_version: str | None = None
+        """The first that the engine told; another than the last if the weights changed under way."""
         self._tool_calls: dict[int, dict[str, Any]] = {}
 
     def take(self, document: dict[str, Any]) -> bool:
@@ -64,8 +67,7 @@ class Answer:
             taken = True
         if usage := document.get("usage"):
             self.usage = usage
-        if (version := weight_version(document)) is not None:
-            self.weight_version = version
+        self.tell_version(weight_version(document))
         for choice in document.get("choices") or ():
             if not isinstance(choice, dict) or choice.get("index", 0) != 0:
                 continue
@@ -83,6 +85,14 @@ class Answer:
         """Whether there is more than an opening: a text, a thought, a tool call, a token or the end."""
         said = (self.content, self.reasoning, self._tool_calls, self.completion_ids, self.extra, self.finish_reason)
         return any(said)
+
+    def tell_version(self, version: str | None, *, engine: bool = True) -> None:
+        """The weights as of now. What an engine tells counts more than what others say."""
+        if version is None or (not engine and self.weight_version is not None):
+            return
+        self.weight_version = version
+        if engine:
+            self.first_version = self.first_version or version
 
     def _take_tokens(self, choice: dict[str, Any]) -> bool:
         taken = False
@@ -179,7 +189,10 @@ class Answer:
         call.message = self.message
         call.finish_reason = self.finish_reason
         call.usage = self.usage
-        call.weight_version = self.weight_version or call.weight_version
+        call.weight_version = self.weight_version
+        if self.first_version is not None:
+            # Where the engine tells, what others say is not compared with it: they may count otherwise.
+            call.admitted_version = None if self.first_version == self.weight_version else self.first_version
         call.level = self.level
 
 

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import orjson
 
 from paddock.rollouts.capture.answer import Answer
-from paddock.rollouts.capture.dialects import chat
+from paddock.rollouts.capture.refusals import CONTEXT_CODE, Fault, read_error
 from paddock.rollouts.capture.shaping import Lessons, Shaped, lesson, shape
-from paddock.rollouts.capture.sse import DONE, EventReader, EventTooLong, event
+from paddock.rollouts.capture.sse import DONE, EventReader, EventTooLong
 from paddock.rollouts.capture.upstream import Failure, pause
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from paddock.rollouts.capture.dialects.base import Writer
     from paddock.rollouts.capture.engines.base import Engine
     from paddock.rollouts.capture.settings import CaptureSettings
     from paddock.rollouts.capture.upstream import Answered, Upstream
@@ -35,6 +36,8 @@ PROMPT_IDS_SECONDS = 10.0
 FINAL_WORDS = "the model endpoint does not work, and the attempts at this call are used up"
 """Agents read errors for words and numbers that promise a better next time. This text holds none of them, so
 that nobody repeats what was repeated here; the call itself keeps the reason."""
+MISSHAPEN = (AttributeError, KeyError, TypeError, ValueError)
+"""What comes of reading an answer that is not what it should be."""
 LAST_WORD_SECONDS = 2.0
 PATH = "/chat/completions"
 
@@ -65,12 +68,16 @@ class Exchange:
 
     call: Call
     body: dict[str, Any]
-    """As the agent sent it."""
+    """What the agent asked, as a chat completion."""
+    writer: Writer
+    """Says it in the agent's dialect."""
     endpoint: Endpoint
     upstream: Upstream
     settings: CaptureSettings
     reply: Reply
     mask: Mask
+    refuse: Callable[[Fault], bytes]
+    """Writes a refusal in the agent's dialect."""
     headers: Mapping[str, str]
     """Those of the agent's that may go upstream."""
     room: int
@@ -88,10 +95,6 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self._answer = Answer(strip=self.settings.transparent)
-
-    @property
-    def asked_name(self) -> str:
-        return str(self.body.get("model") or self.endpoint.name)
 
     @property
     def wants_stream(self) -> bool:
@@ -112,6 +115,7 @@ class Exchange:
         finally:
             if self._prompt_ids is not None:
                 self._prompt_ids.cancel()
+            self._answer.tell_version(self.settings.weights.current(), engine=False)
             self._answer.apply(self.call)
 
     async def _run_until_limit(self) -> None:
@@ -191,11 +195,12 @@ class Exchange:
         idle = self.settings.idle_timeout if shaped.streams else self.settings.unary_timeout
         self._ask_for_prompt_ids(shaped)
         self.call.status = None
+        self.call.admitted_version = self.settings.weights.current()
         payload = orjson.dumps(shaped.body)
         try:
             async with self.upstream.post(self.endpoint, PATH, payload, headers=self.headers, idle=idle) as answered:
                 self.call.status = answered.status
-                self.call.weight_version = answered.headers.get("x-weight-version")
+                self._answer.tell_version(answered.headers.get("x-weight-version"))
                 if answered.streams and not shaped.streams:
                     raise Failure("the endpoint streams although it was not asked to", status=answered.status)
                 await (self._pass_stream(answered) if answered.streams else self._pass_document(answered))
@@ -212,35 +217,43 @@ class Exchange:
 
     async def _pass_stream(self, answered: Answered) -> None:
         reader, done = EventReader(), False
-        usage = not self.settings.transparent or chat.wants_usage(self.body)
-        out = bytearray()
+        held: list[tuple[bytes, dict[str, Any], bool]] = []
         async for piece in answered.pieces():
             for data in read_events(reader, piece):
                 if data == DONE:
                     done = True
                     break
                 chunk = read_chunk(data)
-                taken = self._take(chunk)
+                held.append((data, chunk, self._take(chunk)))
                 if self.call.first_token is None and self._answer.says_something:
                     self.call.first_token = time.time()
-                if usage or not chat.is_only_usage(chunk):
-                    out += event(chat.rewritten(data, chunk, self.asked_name, changed=taken))
-            if done and self._answer.finish_reason is not None:
-                out += event(DONE)
             # An opening is held back: until the answer says something, a broken attempt can be repeated.
-            if out and self._answer.says_something:
-                await self.reply.send(bytes(out))
-                out.clear()
-                self._passed = True
-            self._delivered = self._answer.finish_reason is not None
+            if self._answer.says_something:
+                finished = self._answer.finish_reason is not None
+                if out := self._write(held, end=done and finished):
+                    self._passed = True
+                    await self.reply.send(out)
+                held.clear()
+                self._delivered = finished
             if done:
                 break
         if self._answer.finish_reason is None:
             raise Failure("the endpoint ended its stream in the middle of an answer", status=answered.status)
         if not done:
-            await self.reply.send(event(DONE))
+            await self.reply.send(self._write([], end=True))
         await self.reply.end()
         await answered.drain()
+
+    def _write(self, held: list[tuple[bytes, dict[str, Any], bool]], *, end: bool) -> bytes:
+        out = bytearray()
+        try:
+            for data, chunk, taken in held:
+                out += self.writer.chunk(data, chunk, changed=taken)
+        except MISSHAPEN as error:
+            raise misshapen(error) from error
+        if end:
+            out += self.writer.end()
+        return bytes(out)
 
     async def _pass_document(self, answered: Answered) -> None:
         document = await answered.document()
@@ -251,39 +264,41 @@ class Exchange:
             raise Failure("the endpoint's answer holds no choice", status=answered.status)
         self._take(document)
         self.call.first_token = time.time()
-        document["model"] = self.asked_name
+        try:
+            written = self.writer.replay(document) if self.wants_stream else self.writer.document(document)
+        except MISSHAPEN as error:
+            raise misshapen(error) from error
         if self.wants_stream:
             self._passed = True
-            events = b"".join(chat.replay(document, usage=chat.wants_usage(self.body)))
-            await self.reply.send(events)
+            await self.reply.send(written)
             self._delivered = True
             await self.reply.end()
         else:
-            await self.reply.answer(200, orjson.dumps(document))
+            await self.reply.answer(200, written)
             self._delivered = True
 
     def _take(self, document: dict[str, Any]) -> bool:
         try:
             return self._answer.take(document)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise Failure(f"the endpoint's answer has a shape that nobody knows: {error}") from error
+        except MISSHAPEN as error:
+            raise misshapen(error) from error
 
     async def _fail(self, failure: Failure, *, again: bool = False) -> None:
         """Tell the agent, in the one way that is still open, so that it tries `again` or does not."""
         self.failure = failure
         self.call.error = message = self.mask.text(failure.message)
         if again:
-            status, document = 400, chat.error_document(f"server error: {message}", "server_error")
+            fault = Fault(400, f"server error: {message}", "server_error", again=True)
         elif failure.retryable or failure.status is None or self._passed:
-            status, document = 400, chat.error_document(FINAL_WORDS, "upstream_error")
+            fault = Fault(400, FINAL_WORDS, "upstream_error")
         else:
             kind = failure.kind or "invalid_request_error"
-            status, document = failure.status, chat.error_document(message, kind, failure.code, failure.param)
-        if self.reply.begun:
-            await self.reply.send(event(document))
+            fault = Fault(failure.status, message, kind, failure.code, failure.param)
+        if self.reply.begun or self.writer.fails_in_stream(fault):
+            await self.reply.send(self.writer.fail(fault))
             await self.reply.end()
         else:
-            await self.reply.answer(status, document)
+            await self.reply.answer(fault.status, self.refuse(fault))
 
     # -- prompt ids of engines that do not tell them ------------------------------------------------
 
@@ -314,6 +329,10 @@ class Exchange:
             self._answer.prompt_ids = found
 
 
+def misshapen(error: Exception) -> Failure:
+    return Failure(f"the endpoint's answer has a shape that nobody knows: {error}")
+
+
 def read_events(reader: EventReader, piece: bytes) -> list[bytes]:
     try:
         return reader.feed(piece)
@@ -335,12 +354,12 @@ def read_chunk(data: bytes) -> dict[str, Any]:
 
 def in_stream(chunk: dict[str, Any], status: int | None) -> Failure:
     """An error told where an answer should be."""
-    told = chat.read_error(orjson.dumps(chunk))
+    told = read_error(orjson.dumps(chunk))
     code = told["code"]
     if isinstance(code, int) and 400 <= code < 600:
         status = code
-    refused = code == chat.CONTEXT_CODE or (isinstance(status, int) and status in (400, 404, 413, 422))
-    status = 400 if code == chat.CONTEXT_CODE else status
+    refused = code == CONTEXT_CODE or (isinstance(status, int) and status in (400, 404, 413, 422))
+    status = 400 if code == CONTEXT_CODE else status
     kind = told["type"] if isinstance(told["type"], str) else None
     code = code if isinstance(code, str | int) else None
     return Failure(told["message"], status=status, retryable=not refused, kind=kind, code=code)

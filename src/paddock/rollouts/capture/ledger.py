@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from paddock.rollouts.trace import Call, Role, link, shared_prefix
+from paddock.rollouts.prefixes import Prefixes
+from paddock.rollouts.trace import Call, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from paddock.rollouts.masking import Mask
 
@@ -31,13 +32,16 @@ class Ledger:
         self._mask = mask
         self._log = log
         self._latest: dict[tuple[str | None, bytes], Call] = {}
+        self._prefixes = Prefixes()
         self._one_write = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
 
-    def begin(self, role: Role, session: str | None, request: dict[str, Any], mark: bytes) -> Call:
+    def begin(
+        self, role: Role, session: str | None, request: dict[str, Any], mark: bytes, dialect: str = "chat"
+    ) -> Call:
         """A new call. An earlier one of the same session with the same messages becomes RETRIED."""
         index = len(self.calls)
-        call = Call(f"c{index}", index, role=role, session=session, request=request, started=time.time())
+        call = Call(f"c{index}", index, dialect, role, session, request, started=time.time())
         earlier = self._latest.get((session, mark))
         self._latest[session, mark] = call
         self.calls.append(call)
@@ -53,8 +57,9 @@ class Ledger:
         call.ended = time.time()
         self._hide_secrets(call)
         if call.prompt_token_ids:
-            earlier = [each for each in self.calls[: call.index] if each.role is not Role.RETRIED]
-            link(call, possible_parents(call, earlier))
+            found = self._prefixes.add(call)
+            call.parent = None if found.furthest is None else found.furthest.id
+            call.shared_tokens = found.shared_tokens
         self._log(summary(call))
         await asyncio.shield(self._write(call))
 
@@ -95,28 +100,6 @@ class Ledger:
 def fingerprint(messages: Any) -> bytes:
     """The same for the same messages, however they were written."""
     return blake2b(orjson.dumps(messages, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
-
-
-def possible_parents(call: Call, earlier: Sequence[Call]) -> list[Call]:
-    """The latest of `earlier`, and those that can share more of the prompt than it does.
-
-    A long rollout has hundreds of calls of many thousand tokens; comparing all of them would block the loop.
-    """
-    known = [each for each in earlier if each.prompt_token_ids]
-    if not known:
-        return []
-    latest, prompt = known[-1], call.prompt_token_ids
-    shared = shared_prefix(latest.prompt_token_ids + latest.completion_token_ids, prompt)
-    if shared == len(prompt):
-        return [latest]
-    return [each for each in known if each is latest or _token(each, shared) == prompt[shared]]
-
-
-def _token(call: Call, position: int) -> int | None:
-    beyond = position - len(call.prompt_token_ids)
-    if beyond < 0:
-        return call.prompt_token_ids[position]
-    return call.completion_token_ids[beyond] if beyond < len(call.completion_token_ids) else None
 
 
 def summary(call: Call) -> str:

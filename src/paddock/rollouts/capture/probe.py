@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import ModelError
+from paddock.rollouts.capture.dialects import chat
 from paddock.rollouts.capture.engines import model_list
 from paddock.rollouts.capture.exchange import Exchange
 from paddock.rollouts.capture.settings import CaptureSettings
@@ -171,6 +172,8 @@ async def _try(endpoint: Endpoint, upstream: Upstream, settings: CaptureSettings
     exchange = Exchange(
         call=call,
         body=body,
+        writer=chat.ChatWriter(endpoint.name, usage=True),
+        refuse=chat.error_document,
         endpoint=endpoint,
         upstream=upstream,
         settings=settings,

@@ -17,9 +17,12 @@ from aiohttp import web
 
 from paddock.errors import ModelError
 from paddock.rollouts.capture import budget
-from paddock.rollouts.capture.dialects import chat
+from paddock.rollouts.capture.counting import count_tokens
+from paddock.rollouts.capture.dialects import Interpreter
+from paddock.rollouts.capture.dialects.base import JSON, plain_answer
 from paddock.rollouts.capture.exchange import Exchange
 from paddock.rollouts.capture.ledger import Ledger, fingerprint
+from paddock.rollouts.capture.refusals import BadRequest, Fault
 from paddock.rollouts.capture.reply import HttpReply
 from paddock.rollouts.capture.roles import SESSION_HEADERS, Roles, session_of
 from paddock.rollouts.capture.shaping import constraint
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Mapping
 
+    from paddock.rollouts.capture.dialects.base import Asked, Dialect, Place, Writer
     from paddock.rollouts.capture.settings import CaptureSettings
     from paddock.rollouts.capture.upstream import Upstream
     from paddock.rollouts.models.endpoint import Endpoint
@@ -43,8 +47,8 @@ IDLE_AGENT_SECONDS = 3600.0
 """An agent's tool may run for long, and the agent expects its connection to be there afterwards."""
 STOP_SECONDS = 5.0
 SHUTDOWN_SECONDS = 0.1
-COMPLETIONS = ("/v1/chat/completions", "/chat/completions")
-MODELS = ("/v1/models", "/models")
+SERVED = "/v1/chat/completions, /v1/responses, /v1/messages or /v1beta/models/NAME:generateContent"
+KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 SPENT = {
     "calls": "Budget reached: no model calls are left. Stopping here.",
     "tokens": "Budget reached: no tokens are left. Stopping here.",
@@ -68,7 +72,7 @@ class Capture:
         self.endpoint = endpoint
         self.settings = settings
         self.secret = "paddock-" + randomness.token_urlsafe(24)
-        """The key that the agent must show, as `Authorization: Bearer`."""
+        """The key that the agent must show, in the way of its dialect."""
         self.exhausted: str | None = None
         """`calls`, `tokens` or `time` once the agent was told to stop."""
         self.last_failure: str | None = None
@@ -76,6 +80,7 @@ class Capture:
         that was refused for what it says is the agent's affair, unless none was ever accepted."""
         self._upstream = upstream
         self._classify = classify
+        self._interpreter = Interpreter()
         self._roles = Roles()
         self._mask = Mask.of_endpoint(endpoint, (self.secret, *secrets))
         self._log: deque[str] = deque(maxlen=LOG_LINES)
@@ -135,57 +140,71 @@ class Capture:
     # -- requests -----------------------------------------------------------------------------------
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        dialect, place = self._interpreter.find(request.path.rstrip("/"), request.headers, request.query)
         if self._stopping:
-            return refusal(503, "the rollout is over", "server_error")
-        path = request.path.rstrip("/")
-        if not self._knows(request.headers.get("Authorization", "")):
-            return refusal(401, "wrong or missing API key", "invalid_request_error", "invalid_api_key")
-        if path in MODELS and request.method == "GET":
-            return web.Response(body=chat.models(self.endpoint.name), content_type="application/json")
-        if path not in COMPLETIONS:
-            message = f"{request.method} {request.path} is not served here; use POST /v1/chat/completions"
-            return refusal(404, message, "invalid_request_error", "not_found")
-        if request.method != "POST":
-            return refusal(405, f"{path} takes POST only", "invalid_request_error")
+            return refusal(dialect, Fault(503, "the rollout is over", "server_error"))
+        if not self._knows(request):
+            return refusal(dialect, Fault(401, "wrong or missing API key", code="invalid_api_key"))
+        if place is None:
+            message = f"{request.method} {request.path} is not served here; use POST {SERVED}"
+            return refusal(dialect, Fault(404, message, code="not_found"))
+        if request.method != place.method:
+            return refusal(dialect, Fault(405, f"{request.path} takes {place.method} only"))
+        if place.action == "look":
+            found = dialect.look(place, self.endpoint.name)
+            if found is None:
+                return refusal(dialect, Fault(404, f"{request.path} is not there", code="not_found"))
+            return web.Response(body=found, content_type=JSON)
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
         try:
-            return await self._complete(request)
+            return await self._answer(request, dialect, place)
         finally:
             self._running.discard(task)
 
-    async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, dialect: Dialect, place: Place) -> web.StreamResponse:
         try:
-            body = chat.read_request(await request.read())
-        except chat.BadRequest as error:
+            asked = dialect.read(await request.read(), place)
+        except BadRequest as error:
             self._note(f"bad request: {error}")
-            return refusal(400, str(error), "invalid_request_error")
+            return refusal(dialect, Fault(error.status, str(error), code=error.code, param=error.param))
         except web.HTTPRequestEntityTooLarge:
-            return refusal(413, f"the body is larger than {LARGEST_BODY} bytes", "invalid_request_error")
+            return refusal(dialect, Fault(413, f"the body is larger than {LARGEST_BODY} bytes"))
         except OSError:
             raise asyncio.CancelledError from None
-        if self.settings.transparent and (forced := constraint(body)) is not None:
+        for note in asked.notes:
+            self._note(f"{dialect.name}: {note}")
+        if place.action == "count":
+            tokens = await count_tokens(asked.chat, self.endpoint, self._upstream)
+            return web.Response(body=dialect.counted(tokens), content_type=JSON)
+        if self.settings.transparent and (forced := constraint(asked.chat)) is not None:
             message = f"{forced} forces what the model may say, and such a call cannot be trained on; leave it out"
             self._note(f"refused: {forced}")
-            return refusal(400, message, "invalid_request_error", "constrained_decoding")
-        role = self._role(body, request.headers)
+            return refusal(dialect, Fault(400, message, code="constrained_decoding"))
+        role = self._role(asked.chat, request.headers)
+        writer = dialect.writer(asked, self.endpoint.name, usage=not self.settings.transparent)
         if (spent := self._spent(role)) is not None:
-            return self._stop_message(body, spent)
-        return await self._exchange(request, body, role)
+            return stop_message(writer, SPENT[spent], self.endpoint.name, stream=asked.stream)
+        return await self._exchange(request, dialect, asked, writer, role)
 
-    async def _exchange(self, request: web.BaseRequest, body: dict[str, Any], role: Role) -> web.StreamResponse:
+    async def _exchange(
+        self, request: web.BaseRequest, dialect: Dialect, asked: Asked, writer: Writer, role: Role
+    ) -> web.StreamResponse:
         try:
-            recorded = self._mask.value(body) if self._mask.is_in(orjson.dumps(body)) else body
+            recorded = self._mask.value(asked.body) if self._mask.is_in(orjson.dumps(asked.body)) else asked.body
         except TypeError:
-            return refusal(400, "the body is nested too deeply", "invalid_request_error")
+            return refusal(dialect, Fault(400, "the body is nested too deeply"))
         room = budget.room(self.settings.budget, self.calls, self._granted)
-        call = self._ledger.begin(role, session_of(request.headers), recorded, fingerprint(body["messages"]))
+        mark = fingerprint(asked.chat["messages"])
+        call = self._ledger.begin(role, session_of(request.headers), recorded, mark, dialect.name)
         self._granted[call.id] = room
-        reply = HttpReply(request, self.settings.keep_alive if body.get("stream") else None, self._note)
+        reply = HttpReply(request, writer, self.settings.keep_alive if asked.stream else None, self._note)
         exchange = Exchange(
             call=call,
-            body=body,
+            body=asked.chat,
+            writer=writer,
+            refuse=dialect.error,
             endpoint=self.endpoint,
             upstream=self._upstream,
             settings=self.settings,
@@ -220,9 +239,12 @@ class Capture:
 
     # -- judgements ---------------------------------------------------------------------------------
 
-    def _knows(self, authorization: str) -> bool:
-        shown = authorization.removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        return hmac.compare_digest(shown, self.secret.encode())
+    def _knows(self, request: web.BaseRequest) -> bool:
+        shown = [request.headers.get("Authorization", "").removeprefix("Bearer ")]
+        shown += [request.headers.get(name, "") for name in KEY_HEADERS]
+        shown.append(request.query.get("key", ""))
+        own = self.secret.encode()
+        return any(hmac.compare_digest(each.encode("utf-8", "surrogateescape"), own) for each in shown if each)
 
     def _role(self, body: dict[str, Any], headers: Mapping[str, str]) -> Role:
         told = self._roles.tell(body, headers)
@@ -243,11 +265,6 @@ class Capture:
             self._note(f"budget of {spent} reached")
         return spent
 
-    def _stop_message(self, body: dict[str, Any], spent: budget.Exhausted) -> web.Response:
-        stream = bool(body.get("stream"))
-        content = chat.stop_message(SPENT[spent], str(body.get("model") or self.endpoint.name), stream=stream)
-        return web.Response(body=content, content_type="text/event-stream" if stream else "application/json")
-
     def _seconds_left(self) -> float | None:
         return None if self.settings.deadline is None else max(0.0, self.settings.deadline - time.monotonic())
 
@@ -264,6 +281,13 @@ def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: A
     return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=LARGEST_BODY)
 
 
-def refusal(status: int, message: str, kind: str, code: str | None = None) -> web.Response:
-    document = chat.error_document(message, kind, code)
-    return web.Response(body=document, status=status, content_type="application/json")
+def refusal(dialect: Dialect, fault: Fault) -> web.Response:
+    return web.Response(body=dialect.error(fault), status=fault.status, content_type=JSON)
+
+
+def stop_message(writer: Writer, text: str, model: str, *, stream: bool) -> web.Response:
+    """A plain answer of our own that ends the agent's loop."""
+    answer = plain_answer(text, model)
+    if stream:
+        return web.Response(body=writer.replay(answer), content_type=writer.content_type)
+    return web.Response(body=writer.document(answer), content_type=JSON)

@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from paddock.rollouts.capture.exchange import AgentGone
-from paddock.rollouts.capture.sse import KEEP_ALIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+    from paddock.rollouts.capture.dialects.base import Writer
 
 
 class HttpReply:
-    """One response. A streaming agent that hears nothing for `keep_alive` seconds gets a comment."""
+    """One response. A streaming agent that hears nothing for `keep_alive` seconds gets something empty."""
 
-    def __init__(self, request: web.BaseRequest, keep_alive: float | None, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, request: web.BaseRequest, writer: Writer, keep_alive: float | None, log: Callable[[str], None]
+    ) -> None:
         self.begun = False
         self.response: web.StreamResponse | None = None
         self._request = request
+        self._writer = writer
         self._log = log
         self._keep_alive = keep_alive
         self._loop = asyncio.get_running_loop()
@@ -35,13 +37,16 @@ class HttpReply:
         try:
             async with self._writing:
                 if self.response is None:
-                    self.response = web.StreamResponse(headers=STREAM_HEADERS)
+                    self.response = web.StreamResponse(headers=self._headers())
                     self.begun = True
                     await self.response.prepare(self._request)
                 await self.response.write(events)
         except OSError as error:
             raise AgentGone from error
         self._last = self._loop.time()
+
+    def _headers(self) -> dict[str, str]:
+        return {"Content-Type": f"{self._writer.content_type}; charset=utf-8", "Cache-Control": "no-cache"}
 
     async def answer(self, status: int, document: bytes) -> None:
         self.close()
@@ -83,6 +88,6 @@ class HttpReply:
 
     async def _send_comment(self) -> None:
         try:
-            await self.send(KEEP_ALIVE)
+            await self.send(self._writer.keep_alive())
         except AgentGone:
             self._log("the agent hung up while it waited")

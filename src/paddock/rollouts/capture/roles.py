@@ -15,7 +15,8 @@ from paddock.rollouts.trace import Role
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SESSION_HEADERS = ("x-session-id", "x-session-affinity")
+SESSION_HEADERS = ("x-session-id", "x-session-affinity", "thread-id", "session-id", "x-claude-code-session-id")
+"""The first that a program sends names its conversation."""
 TITLE_PROMPT = re.compile(
     r"\s*(you are (a|an|the) [\w -]{0,30}title|(generate|create|write) (a|an)\b[^.\n]{0,60}\btitle)", re.IGNORECASE
 )

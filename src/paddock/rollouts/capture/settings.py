@@ -7,6 +7,7 @@ from typing import Literal
 
 from paddock.errors import ConfigError
 from paddock.rollouts.limits import Budget
+from paddock.rollouts.weights import Weights
 
 Mode = Literal["transparent_proxy", "black_box"]
 
@@ -35,6 +36,8 @@ class CaptureSettings:
     """The most that an endpoint's Retry-After is believed."""
     keep_alive: float = 10.0
     """A streaming agent that has heard nothing for this long gets a comment, so that its timers do not fire."""
+    weights: Weights = field(default_factory=Weights, compare=False)
+    """Whose version a call keeps where the engine does not tell it."""
     deadline: float | None = None
     """When the rollout's time is up, on the clock of `time.monotonic`."""
 

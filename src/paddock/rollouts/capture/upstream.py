@@ -18,8 +18,8 @@ import aiohttp
 import orjson
 
 from paddock.errors import ModelError
-from paddock.rollouts.capture.dialects.chat import CONTEXT_CODE, read_error
 from paddock.rollouts.capture.engines import TELLTALE_PATHS, UNKNOWN, by_name, by_owner, by_telltales
+from paddock.rollouts.capture.refusals import CONTEXT_CODE, read_error
 from paddock.rollouts.capture.shaping import Lessons
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import Any
 Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 """Post a document to a path of the server's root and return what it answers."""
 PromptIds = Callable[[Ask, Mapping[str, Any]], Awaitable[list[int]]]
+Count = Callable[[Ask, Mapping[str, Any]], Awaitable[int]]
 
 STANDARD_NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
@@ -37,3 +38,5 @@ class Engine:
     """Can it stream this call and give its tokens as well?"""
     prompt_ids: PromptIds | None = None
     """Asks the engine's own tokenizer, where its answers hold no prompt ids."""
+    count: Count | None = None
+    """Counts the tokens of a prompt, where the engine has a tokenizer to ask."""

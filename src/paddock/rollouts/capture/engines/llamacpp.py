@@ -37,6 +37,10 @@ async def prompt_ids(ask: Ask, body: Mapping[str, Any]) -> list[int]:
     return [int(token) for token in tokenized["tokens"]]
 
 
+async def count(ask: Ask, body: Mapping[str, Any]) -> int:
+    return len(await prompt_ids(ask, body))
+
+
 ENGINE = Engine(
     "llamacpp",
     neutral={"top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0},
@@ -44,4 +48,5 @@ ENGINE = Engine(
     template_arguments=True,
     streams=streams,
     prompt_ids=prompt_ids,
+    count=count,
 )

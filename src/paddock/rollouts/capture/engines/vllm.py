@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from paddock.rollouts.capture.engines.base import Engine
+from typing import TYPE_CHECKING, Any
+
+from paddock.rollouts.capture.engines.base import Ask, Engine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+COUNTED = ("model", "messages", "tools", "chat_template_kwargs")
+
+
+async def count(ask: Ask, body: Mapping[str, Any]) -> int:
+    asked = {name: body[name] for name in COUNTED if name in body}
+    return int((await ask("/tokenize", asked))["count"])
+
 
 ENGINE = Engine(
     "vllm",
     neutral={"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
     token_ids={"return_token_ids": True},
     template_arguments=True,
+    count=count,
 )

@@ -1,0 +1,212 @@
+"""Exports of the store that is given, handed to the trainers' own packages. Also our doors into two of them."""
+
+import asyncio
+import json
+import logging
+import sys
+import typing
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import typing_extensions
+from report import report
+
+from paddock.rollouts.export.policy import Policy
+from paddock.rollouts.export.samples import samples
+from paddock.rollouts.export.stream import check, chosen, export, rollouts
+from paddock.rollouts.store import Store
+
+
+def opened(folder: str) -> Store:
+    return Store.open(folder, read_only=True)
+
+
+def lines(store: Store, form: str) -> list[dict[str, Any]]:
+    out = BytesIO()
+    export(store, form, out)
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def checked(folder: str, *_: str) -> dict[str, list[Any]]:
+    found = {}
+    with opened(folder) as store:
+        for form in ("trl", "skyrl", "verl", "tinker", "verifiers", "atif", "parquet"):
+            told: list[str] = []
+            done = check(store, form, tell=lambda finding, told=told: told.append(finding.text))
+            found[form] = [done.documents, done.accepted, done.wrong, told if done.wrong else []]
+    return found
+
+
+def skyrl_joins(folder: str, *_: str) -> dict[str, Any]:
+    from skyrl.train.generators.base import TrajectoryID
+    from skyrl.train.generators.utils import concatenate_generator_outputs
+
+    with opened(folder) as store:
+        outputs = lines(store, "skyrl")
+    for output in outputs:
+        output["trajectory_ids"] = [TrajectoryID(**each) for each in output["trajectory_ids"]]
+    whole = concatenate_generator_outputs(outputs, step_wise=True)
+    return {"rows": len(whole["response_ids"]), "last": sum(whole["is_last_step"]), "rewards": whole["rewards"]}
+
+
+def verl_tensors(folder: str, *_: str) -> list[Any]:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+    with opened(folder) as store:
+        made = [AgentLoopOutput(**line).as_dict() for line in lines(store, "verl")]
+    worth = [round(each["rm_scores"].sum().item(), 4) for each in made]
+    return [[len(each["prompts"]), each["response_mask"].tolist(), worth[at]] for at, each in enumerate(made)]
+
+
+def tinker_agrees(folder: str, *_: str) -> list[bool]:
+    """The cookbook makes the same data of a trajectory as we do."""
+    import tinker
+    from tinker_cookbook.completers import TokensWithLogprobs
+    from tinker_cookbook.rl.data_processing import trajectory_to_data
+    from tinker_cookbook.rl.types import Trajectory, Transition
+
+    from paddock.rollouts.export.tinker import datum
+
+    agreed = []
+    with opened(folder) as store:
+        for about, calls in rollouts(store, chosen(store), whole=False):
+            ours = [datum(sample, advantage=0.5) for sample in samples(about, calls)]
+            named = {call.id: call for call in calls}
+            for sample, mine in zip(samples(about, calls), ours, strict=True):
+                turns = [
+                    Transition(
+                        ob=tinker.ModelInput.from_ints(list(named[name].prompt_token_ids)),
+                        ac=TokensWithLogprobs(
+                            tokens=list(named[name].completion_token_ids), maybe_logprobs=list(named[name].logprobs)
+                        ),
+                        reward=0.0,
+                        episode_done=False,
+                    )
+                    for name in sample.calls
+                ]
+                (theirs,) = trajectory_to_data(Trajectory(turns, tinker.ModelInput.from_ints([])), 0.5)
+                same = theirs.model_input.to_ints() == mine["model_input"]["chunks"][0]["tokens"]
+                for name, tensor in theirs.loss_fn_inputs.items():
+                    given = mine["loss_fn_inputs"][name]["data"]
+                    pairs = zip(tensor.tolist(), given, strict=True)
+                    same = same and all(abs(one - other) < 1e-6 for one, other in pairs)
+                agreed.append(same)
+    return agreed
+
+
+def verifiers_branches(folder: str, *_: str) -> list[Any]:
+    from verifiers.v1 import WireTrace
+
+    with opened(folder) as store:
+        traces = [WireTrace.model_validate(line) for line in lines(store, "verifiers")]
+    return [
+        [trace.reward, [[branch.token_ids, [int(each) for each in branch.sampled_mask]] for branch in trace.branches]]
+        for trace in traces
+    ]
+
+
+def parquet_reads(folder: str, *_: str) -> list[Any]:
+    import tempfile
+
+    from datasets import Dataset
+
+    with opened(folder) as store, tempfile.TemporaryDirectory() as out:
+        target = Path(out) / "rollouts.parquet"
+        export(store, "parquet", target, policy=Policy())
+        rows = Dataset.from_parquet(str(target), cache_dir=out)
+        return [[row["rollout_id"], row["reward"], len(row["response_ids"]), sum(row["mask"])] for row in rows]
+
+
+def skyrl_text_env(_: str, url: str, *__: str) -> dict[str, Any]:
+    from skyrl_gym import make, register
+
+    from paddock.adapters.trainers.skyrl import text_env
+
+    register("paddock", entry_point=text_env(url))
+    env = make("paddock", env_config={}, extras={"max_turns": 5})
+    shown, _ = env.init([{"role": "user", "content": "count"}])
+    call = '<tool_call>{"name": "act", "arguments": {"amount": 3}}</tool_call>'
+    first = env.step(call)
+    second = env.step(call)
+    last = env.step("I am done.")
+    metrics = env.get_metrics()
+    env.close()
+    return {
+        "roles": [message["role"] for message in shown],
+        "rewards": [first["reward"], second["reward"], last["reward"]],
+        "done": [first["done"], second["done"], last["done"]],
+        "said": first["observations"][0]["content"],
+        "metrics": metrics,
+    }
+
+
+def skyrl_generator(_: str, url: str, script: str) -> dict[str, Any]:
+    import tempfile
+
+    from skyrl.train.generators.base import BatchMetadata, TrajectoryID
+    from skyrl.train.utils.trainer_utils import validate_generator_output
+
+    from paddock.adapters.trainers.skyrl import generator
+
+    with tempfile.TemporaryDirectory() as store:
+        made = generator(f"replay:{script}", environment=url, store=store, parallel=2)
+        prompts = [[{"role": "user", "content": "count to six"}]] * 2
+        batch = {
+            "prompts": prompts,
+            "env_classes": ["paddock"] * 2,
+            "env_extras": None,
+            "sampling_params": None,
+            "trajectory_ids": [TrajectoryID("a", 0), TrajectoryID("a", 1)],
+            "batch_metadata": BatchMetadata(global_step=7, training_phase="train"),
+        }
+        output = asyncio.run(made.generate(batch))
+        made.close()
+        with Store.open(store, read_only=True) as kept:
+            found = [call for _, calls in rollouts(kept, chosen(kept), whole=True) for call in calls]
+            versions = {call.weight_version for call in found}
+    validate_generator_output(2, output, step_wise=True)
+    return {
+        "rewards": output["rewards"],
+        "last": output["is_last_step"],
+        "metrics": output["rollout_metrics"],
+        "versions": sorted(map(str, versions)),
+    }
+
+
+def verl_loop(_: str, url: str, script: str) -> dict[str, Any]:
+    import tempfile
+
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+    from paddock.adapters.trainers.verl import PaddockAgentLoop
+
+    with tempfile.TemporaryDirectory() as store:
+        loop = PaddockAgentLoop(None, None, model=f"replay:{script}", environment=url, store=store, tokenizer=None)
+        row = {"raw_prompt": [{"role": "user", "content": "count to six"}], "global_steps": 3}
+        output = asyncio.run(loop.run({"temperature": 1.0}, **row))
+        loop._roller.close()
+    return {
+        "kinds": [isinstance(loop, AgentLoopBase), isinstance(output, AgentLoopOutput)],
+        "reward": output.reward_score,
+        "steps": [output.extra_fields.get("min_global_steps"), output.extra_fields.get("max_global_steps")],
+        "lengths": [len(output.response_ids), len(output.response_mask), len(output.response_logprobs)],
+        "trained": sum(output.response_mask),
+    }
+
+
+logging.disable(logging.WARNING)
+if sys.version_info < (3, 12):
+    # SkyRL asks for a newer Python, and for this alone.
+    typing.TypedDict = typing_extensions.TypedDict
+report(
+    checked,
+    skyrl_joins,
+    verl_tensors,
+    tinker_agrees,
+    verifiers_branches,
+    parquet_reads,
+    skyrl_text_env,
+    skyrl_generator,
+    verl_loop,
+)
