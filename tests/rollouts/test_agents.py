@@ -6,13 +6,14 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from paddock.errors import AgentError, ConfigError
-from paddock.rollouts.agents import AGENTS, load_agent
-from paddock.rollouts.agents.base import Assignment
+from paddock.rollouts.agents import AGENTS, load_agent, pi, qwen_code
+from paddock.rollouts.agents.base import Agent, Assignment
 from paddock.rollouts.agents.command import CommandAgent
 from paddock.rollouts.agents.opencode import OpenCode, configuration, environment, own_program
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.store import Store
 from paddock.rollouts.trace import Role
+from paddock.testing.agents import MOVES
 from rollouts.played import needs_bwrap, rolled
 
 ASSIGNMENT = Assignment("Do it.", "http://127.0.0.1:7000/v1", "paddock-key", max_tokens=77, context_tokens=999)
@@ -59,6 +60,16 @@ def test_a_program_of_the_host_must_be_executable(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\n")
     with pytest.raises(ConfigError, match="cannot be executed"):
         CommandAgent(str(script))
+
+
+@pytest.mark.parametrize("name", [name for name in AGENTS if name not in ("command", "loop")])
+def test_a_shipped_agent_says_what_it_is(name: str) -> None:
+    agent = load_agent(name)
+    assert agent.name == name
+    assert agent.describe() == {"agent": name, "driver": agent.drivers[0], "version": agent.version}
+    assert agent.dialect in ("chat", "responses", "anthropic", "google")
+    assert agent.version
+    assert name in MOVES
 
 
 @needs_bwrap
@@ -124,3 +135,33 @@ def test_an_own_program_must_be_the_program(tmp_path: Path, monkeypatch: pytest.
     assert own_program() == program
     monkeypatch.delenv("PADDOCK_OPENCODE")
     assert own_program() is None
+
+
+def test_pi_is_given_one_model_and_tries_nothing_twice() -> None:
+    (provider,) = pi.models(ASSIGNMENT)["providers"].values()
+    assert (provider["baseUrl"], provider["apiKey"]) == (ASSIGNMENT.base_url, ASSIGNMENT.api_key)
+    assert [model["id"] for model in provider["models"]] == [ASSIGNMENT.model]
+    assert (provider["models"][0]["contextWindow"], provider["models"][0]["maxTokens"]) == (999, 77)
+    told = pi.settings(ASSIGNMENT)
+    assert told["retry"]["enabled"] is False
+    assert told["compaction"] == {"reserveTokens": 77, "keepRecentTokens": (999 - 77) // 2}
+
+
+def test_qwen_code_is_given_one_model_and_trusts_no_folder() -> None:
+    told = qwen_code.settings(ASSIGNMENT)
+    (model,) = told["modelProviders"]["openai"]
+    assert (model["id"], model["baseUrl"]) == (ASSIGNMENT.model, ASSIGNMENT.base_url)
+    assert model["generationConfig"]["maxRetries"] == 0
+    assert told["security"]["folderTrust"]["enabled"] is True
+    assert not told["telemetry"]["enabled"]
+
+
+@pytest.mark.parametrize(("said", "heard"), [("Do it.", "Do it."), ("/clear", "\n/clear"), ("a\n/b", "a\n/b")])
+def test_qwen_code_hears_an_instruction_not_a_command(said: str, heard: str) -> None:
+    assert qwen_code.spoken(said).decode() == heard
+
+
+@pytest.mark.parametrize("agent", [pi.Pi(), qwen_code.QwenCode()])
+def test_a_call_without_tools_is_a_summary(agent: Agent) -> None:
+    assert agent.classify({"messages": []}, {}) is Role.COMPACTION
+    assert agent.classify({"messages": [], "tools": [{}]}, {}) is None

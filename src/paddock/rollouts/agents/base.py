@@ -44,6 +44,11 @@ class Assignment:
     max_tokens: int = 4096
     context_tokens: int = 32768
 
+    @property
+    def root_url(self) -> str:
+        """The base URL without `/v1`, for programs that add a version of their own."""
+        return self.base_url.removesuffix("/v1")
+
 
 @dataclass(frozen=True, slots=True)
 class AgentExit:
@@ -87,6 +92,17 @@ class Agent(ABC):
     """The ways it can be driven, the default first."""
     must_call: ClassVar[bool] = True
     """Whether a run without a single model call means that the program broke."""
+    version: ClassVar[str] = ""
+    """The release that is installed; empty for a program that is the user's own."""
+    size_mb: ClassVar[int] = 0
+    """What it takes on the disk."""
+    live_events: ClassVar[bool] = False
+    """Whether it tells what it does while it does it."""
+    clean_abort: ClassVar[bool] = False
+    """Whether it can be asked to stop; a program that cannot is killed."""
+
+    def __init__(self, *, driver: str = "run") -> None:
+        self.driver = driver
 
     @abstractmethod
     async def install(self, log: Callable[[str], None], *, timeout: float) -> Installed:
@@ -102,4 +118,4 @@ class Agent(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Settings worth keeping with a rollout."""
-        return {"agent": self.name}
+        return {"agent": self.name, "driver": self.driver, "version": self.version}

@@ -30,6 +30,7 @@ class CommandAgent(Agent):
     must_call: ClassVar[bool] = False
 
     def __init__(self, line: str) -> None:
+        super().__init__()
         try:
             self.words = shlex.split(line)
         except ValueError as error:

@@ -1,26 +1,47 @@
 """Agent programs on this machine: fetched once, kept by version, used offline afterwards.
 
 A version is either whole in the cache or not there: it is prepared in a folder beside it and renamed
-into place, under a lock, so that rollouts that start together fetch it once.
+into place, under a lock, so that rollouts that start together fetch it once. No script of a package runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import importlib.util
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import tarfile
 import tempfile
 from contextlib import contextmanager
-from pathlib import Path
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from paddock.errors import AgentError
+from paddock.rollouts.sandbox.base import Mount
+from paddock.rollouts.sandbox.programs import find_python
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from paddock.rollouts.agents.base import Agent
+
+NODE_VERSION = "24.21.0"
+NODE_FOLDER = PurePosixPath("/opt/node")
+NODE = str(NODE_FOLDER / "node")
+"""The interpreter of agents that are written in JavaScript, inside every sandbox that has `node_mounts`."""
+NODE_COMMAND = (NODE, "--disable-wasm-trap-handler", "--liftoff-only", "--wasm-max-mem-pages=8192")
+"""How to start it. Otherwise WebAssembly takes more memory than a sandbox has: 10 GB of addresses for each module,
+and gigabytes to optimize a parser as large as that of a shell, which ends the whole program."""
+NPM_INSTALL = ("--silent", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--omit", "dev")
+OLDEST_PYTHON = (3, 10)
+REACHABLE = "is the registry reachable?"
+_only_cached: ContextVar[bool] = ContextVar("only_cached", default=False)
 
 
 def agents_folder() -> Path:
@@ -35,18 +56,151 @@ def agents_folder() -> Path:
     return Path(cache) / "paddock" / "agents"
 
 
+@contextmanager
+def only_cached() -> Iterator[None]:
+    """Inside, nothing is fetched: what is not in the cache raises AgentError."""
+    token = _only_cached.set(True)
+    try:
+        yield
+    finally:
+        _only_cached.reset(token)
+
+
+async def is_installed(agent: Agent) -> bool:
+    """Whether the agent would start without fetching anything."""
+    try:
+        with only_cached():
+            await agent.install(lambda line: None, timeout=1.0)
+    except AgentError:
+        return False
+    return True
+
+
 async def fetch_npm_binary(
     package: str, version: str, member: str, log: Callable[[str], None], *, timeout: float
 ) -> Path:
     """The folder that holds the one file `member` of an npm package, fetched if it is not there yet.
 
-    Only the package's archive is taken: none of its scripts run, and nothing it depends on comes along.
+    Only the package's archive is taken: nothing it depends on comes along.
     """
-    folder = agents_folder() / f"{package.removeprefix('@').replace('/', '-')}-{version}"
-    program = folder / Path(member).name
-    if not program.exists():
-        await asyncio.to_thread(_fetch, package, version, member, folder, log, timeout)
+    folder = agents_folder() / folder_name(package, version)
+
+    def fill(scratch: Path, ready: Path) -> None:
+        archive = _npm_pack(f"{package}@{version}", scratch, timeout)
+        with tarfile.open(archive) as packed:
+            _extract(packed, f"package/{member}", ready / Path(member).name)
+
+    await prepare(folder, Path(member).name, fill, log)
     return folder
+
+
+async def fetch_npm_tree(
+    package: str,
+    version: str,
+    log: Callable[[str], None],
+    *,
+    timeout: float,
+    only: tuple[str, ...] = (),
+    alone: bool = False,
+    optional: bool = False,
+    node: bool = True,
+) -> Path:
+    """The folder whose `node_modules` holds an npm package and all it depends on, fetched if it is not there yet.
+
+    `only` keeps of it what these patterns, relative to `node_modules`, match, and drops the rest. `alone` leaves
+    everything it depends on out, for a package that bundles what it needs; `optional` takes optional dependencies
+    along. With `node` the interpreter is fetched too: see `node_mounts`.
+    """
+    folder = agents_folder() / f"{folder_name(package, version)}-tree"
+    spec = f"{package}@{version}"
+
+    def fill(scratch: Path, ready: Path) -> None:
+        if alone:
+            _unpack(_npm_pack(spec, scratch, timeout), ready / "node_modules" / package)
+        else:
+            command = [_npm(spec), "install", *NPM_INSTALL, *(() if optional else ("--omit", "optional"))]
+            run_fetcher([*command, "--prefix", str(ready), spec], scratch, spec, timeout)
+        if only:
+            keep_only(ready / "node_modules", only)
+
+    await prepare(folder, "node_modules", fill, log)
+    if node:
+        await fetch_node(log, timeout=timeout)
+    return folder
+
+
+async def fetch_node(log: Callable[[str], None], *, timeout: float) -> Path:
+    """The folder that holds `node`, the same release on every machine, whatever else is installed there."""
+    return await fetch_npm_binary(f"node-{npm_platform()}", NODE_VERSION, "bin/node", log, timeout=timeout)
+
+
+def node_mounts() -> tuple[Mount, ...]:
+    """What shows the fetched interpreter inside, as `NODE`."""
+    return (Mount(agents_folder() / folder_name(f"node-{npm_platform()}", NODE_VERSION), NODE_FOLDER),)
+
+
+async def fetch_python_tool(
+    name: str, version: str, pins: tuple[str, ...], log: Callable[[str], None], *, timeout: float
+) -> Path:
+    """The folder to put on the path of `tool_python`: a Python package and, of what it depends on, `pins` only."""
+    python = tool_python()
+    folder = agents_folder() / f"{folder_name(name, version)}-py{python.version.replace('.', '')}"
+    specs = [f"{name}=={version}", *pins]
+
+    def fill(scratch: Path, ready: Path) -> None:
+        options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--python-version", python.version]
+        command = [*_pip(name), "install", *options, "--target", str(ready), *specs]
+        run_fetcher(command, scratch, specs[0], timeout)
+        # By the interpreter that will run it, whose bytecode may differ from that of the one that runs this.
+        run_fetcher([python.program, "-I", "-m", "compileall", "-q", str(ready)], scratch, specs[0], timeout)
+
+    await prepare(folder, f"{name.replace('-', '_')}-{version}.dist-info", fill, log)
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPython:
+    """An interpreter that is the same inside and outside of a sandbox."""
+
+    program: str
+    version: str
+    mounts: tuple[Mount, ...] = ()
+
+
+def tool_python() -> ToolPython:
+    """The one that sandboxes have anyway or, where that is too old, the one that runs this."""
+    program, folder = find_python()
+    if folder is None:
+        major, minor = (int(number) for number in Path(program).resolve().name.removeprefix("python").split("."))
+        if (major, minor) >= OLDEST_PYTHON:
+            return ToolPython(program, f"{major}.{minor}")
+    own, prefix = Path(sys.executable).resolve(), Path(sys.base_prefix).resolve()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return ToolPython(str(own), version, (Mount(prefix, PurePosixPath(prefix)),))
+
+
+def program_text(name: str) -> str:
+    """The source of a program beside this file, which runs inside without Paddock around it."""
+    return Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+
+
+class Said:
+    """A log that also keeps what it was told, for the record of the rollout."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._lines: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        self._lines.append(line)
+        self._log(line)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines)
+
+
+def folder_name(package: str, version: str) -> str:
+    return f"{package.removeprefix('@').replace('/', '-')}-{version}"
 
 
 def npm_platform() -> str:
@@ -65,21 +219,56 @@ def has_avx2() -> bool:
         return True
 
 
-def _fetch(package: str, version: str, member: str, folder: Path, log: Callable[[str], None], timeout: float) -> None:
+# -- how a folder comes into the cache ------------------------------------------------------------------
+
+
+async def prepare(folder: Path, wanted: str, fill: Callable[[Path, Path], None], log: Callable[[str], None]) -> None:
+    """Make `folder`, unless `wanted` is in it: `fill` is given a scratch folder, and the one that becomes it."""
+    if (folder / wanted).exists():
+        return
+    if _only_cached.get():
+        raise AgentError(f"{folder.name} is not on this machine", hint="paddock agents --install NAME fetches it")
+    await asyncio.to_thread(_prepare, folder, wanted, fill, log)
+
+
+def _prepare(folder: Path, wanted: str, fill: Callable[[Path, Path], None], log: Callable[[str], None]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _only_one(folder.parent / f".{folder.name}.lock"):
-        if (folder / Path(member).name).exists():
+        if (folder / wanted).exists():
             return
-        log(f"fetching {package} {version}")
+        log(f"fetching {folder.name}")
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-            archive = _npm_pack(f"{package}@{version}", Path(scratch), timeout)
             ready = Path(scratch) / "ready"
             ready.mkdir()
-            with tarfile.open(archive) as packed:
-                _extract(packed, f"package/{member}", ready / Path(member).name)
+            fill(Path(scratch), ready)
             shutil.rmtree(folder, ignore_errors=True)
             ready.rename(folder)
-        log(f"{package} {version} is in the cache")
+        log(f"{folder.name} is in the cache")
+
+
+def keep_only(folder: Path, patterns: Sequence[str]) -> None:
+    """Drop all below `folder` that no pattern matches; a pattern that matches a folder keeps all that is in it."""
+    whole = folder.rename(folder.with_name("whole"))
+    found = [path for pattern in patterns for path in whole.glob(pattern)]
+    if not found:
+        raise AgentError(f"nothing matches {', '.join(patterns)}", hint="another version may be laid out differently")
+    for path in found:
+        if path.exists():
+            kept = folder / path.relative_to(whole)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(kept)
+    shutil.rmtree(whole)
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """All files of an npm archive, whose one top folder is left out."""
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            inside = PurePosixPath(*PurePosixPath(member.name).parts[1:])
+            if not member.isfile() or ".." in inside.parts:
+                continue
+            (folder / inside).parent.mkdir(parents=True, exist_ok=True)
+            _extract(packed, member.name, folder / inside)
 
 
 def _extract(packed: tarfile.TarFile, member: str, target: Path) -> None:
@@ -95,21 +284,39 @@ def _extract(packed: tarfile.TarFile, member: str, target: Path) -> None:
 
 
 def _npm_pack(spec: str, scratch: Path, timeout: float) -> Path:
-    import subprocess
+    run_fetcher([_npm(spec), "pack", "--silent", "--pack-destination", str(scratch), spec], scratch, spec, timeout)
+    archives = list(scratch.glob("*.tgz"))
+    if not archives:
+        raise AgentError(f"npm gave no archive of {spec}", hint=REACHABLE)
+    return archives[0]
 
+
+def _npm(spec: str) -> str:
     npm = shutil.which("npm")
     if npm is None:
         raise AgentError(f"npm is needed once to fetch {spec}", hint="install Node.js, which brings npm")
-    command = [npm, "pack", "--silent", "--pack-destination", str(scratch), spec]
+    return npm
+
+
+def _pip(spec: str) -> list[str]:
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    uv = shutil.which("uv")
+    if uv is None:
+        raise AgentError(f"pip or uv is needed once to fetch {spec}", hint="python -m ensurepip")
+    return [uv, "pip"]
+
+
+def run_fetcher(command: Sequence[str], folder: Path, spec: str, timeout: float) -> None:
+    """Run a package manager to its end. Raises AgentError with its last words if it fails or takes too long."""
+    name = Path(command[0]).name
     try:
-        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired as error:
-        raise AgentError(f"npm did not fetch {spec} in {timeout:g} s", hint="is the registry reachable?") from error
-    archives = list(scratch.glob("*.tgz"))
-    if done.returncode != 0 or not archives:
+        raise AgentError(f"{name} did not fetch {spec} in {timeout:g} s", hint=REACHABLE) from error
+    if done.returncode != 0:
         words = (done.stderr or done.stdout).strip()[-500:]
-        raise AgentError(f"npm could not fetch {spec}: {words}", hint="is the registry reachable?")
-    return archives[0]
+        raise AgentError(f"{name} could not fetch {spec}: {words}", hint=REACHABLE)
 
 
 @contextmanager

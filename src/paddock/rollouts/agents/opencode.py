@@ -14,7 +14,7 @@ import orjson
 
 from paddock.errors import AgentError
 from paddock.rollouts.agents.base import Agent, AgentRun, Assignment, Installed, Report
-from paddock.rollouts.agents.install import fetch_npm_binary, has_avx2, npm_platform
+from paddock.rollouts.agents.install import Said, fetch_npm_binary, has_avx2, npm_platform
 from paddock.rollouts.sandbox.base import Mount
 from paddock.rollouts.trace import Role
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from paddock.rollouts.sandbox.base import Sandbox
 
-VERSION = "1.18.33"
 RIPGREP = "1.18.0"
 """What its tools `grep` and `glob` call; without one on the PATH it would try to download it."""
 INSIDE = PurePosixPath("/opt/opencode")
@@ -38,27 +37,22 @@ DENIED = ("webfetch", "websearch", "skill", "question")
 class OpenCode(Agent):
     name: ClassVar[str] = "opencode"
     drivers: ClassVar[tuple[str, ...]] = ("run", "serve")
-
-    def __init__(self, *, driver: str = "run", version: str = VERSION) -> None:
-        self.driver = driver
-        self.version = version
+    version: ClassVar[str] = "1.18.33"
+    size_mb: ClassVar[int] = 183
+    live_events: ClassVar[bool] = True
+    clean_abort: ClassVar[bool] = True
 
     async def install(self, log: Callable[[str], None], *, timeout: float) -> Installed:
         own = own_program()
         if own is not None:
             return Installed(version="own", mounts=(Mount(own.parent, INSIDE),))
-        lines: list[str] = []
-
-        def say(line: str) -> None:
-            lines.append(line)
-            log(line)
-
+        said = Said(log)
         machine = npm_platform()
         baseline = "-baseline" if machine.endswith("x64") and not has_avx2() else ""
         package = f"opencode-{machine}{baseline}"
-        folder = await fetch_npm_binary(package, self.version, "bin/opencode", say, timeout=timeout)
-        search = await fetch_npm_binary(f"@vscode/ripgrep-{machine}", RIPGREP, "bin/rg", say, timeout=timeout)
-        return Installed(self.version, (Mount(folder, INSIDE), Mount(search, SEARCH)), "\n".join(lines))
+        folder = await fetch_npm_binary(package, self.version, "bin/opencode", said, timeout=timeout)
+        search = await fetch_npm_binary(f"@vscode/ripgrep-{machine}", RIPGREP, "bin/rg", said, timeout=timeout)
+        return Installed(self.version, (Mount(folder, INSIDE), Mount(search, SEARCH)), str(said))
 
     async def begin(self, sandbox: Sandbox, assignment: Assignment, report: Report) -> AgentRun:
         from paddock.rollouts.agents.opencode_run import start_run
@@ -78,9 +72,6 @@ class OpenCode(Agent):
         text = messages[0].get("content") if isinstance(messages[0], dict) else None
         titles = isinstance(text, str) and text.startswith("You are a title generator")
         return Role.TITLE if titles else Role.COMPACTION
-
-    def describe(self) -> dict[str, Any]:
-        return {"agent": self.name, "driver": self.driver, "version": self.version}
 
 
 def own_program() -> Path | None:

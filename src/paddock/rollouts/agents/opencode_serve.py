@@ -18,8 +18,9 @@ import orjson
 from paddock.errors import AgentError
 from paddock.net import HttpConnection
 from paddock.rollouts.agents.base import AgentExit, AgentRun, Assignment, Report
+from paddock.rollouts.agents.headless import read_object, report_part
 from paddock.rollouts.agents.opencode import PROVIDER, command_line
-from paddock.rollouts.agents.opencode_run import error_text, read_object, report_part
+from paddock.rollouts.agents.opencode_run import error_text
 from paddock.rollouts.sandbox.base import Command
 
 if TYPE_CHECKING:

@@ -1,0 +1,101 @@
+"""Codex, Claude Code and Gemini CLI as a user runs them, with sub-agents, and with notes in the task's folder."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddock.rollouts.store import Store
+from paddock.rollouts.trace import Call, Role
+from paddock.testing.agents import MOVES
+from rollouts.played import IS_DONE, needs_bwrap, own_children, remember_children
+
+from .test_rollouts import Ran, paddock
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(150, func_only=True), needs_bwrap]
+
+SPAWNS: dict[str, dict[str, Any]] = {
+    "codex": {
+        "tool": "multi_agent_v1__spawn_agent",
+        "arguments": {"message": "Look around.", "agent_type": "default"},
+    },
+    "claude-code": {
+        "tool": "Agent",
+        "arguments": {"description": "Looks", "prompt": "Look around.", "subagent_type": "general-purpose"},
+    },
+    "gemini-cli": {
+        "tool": "invoke_agent",
+        "arguments": {"agent_name": "codebase_investigator", "prompt": "Look around."},
+    },
+}
+"""How a model begins a sub-agent."""
+REPORTS = {"gemini-cli": {"tool": "complete_task", "arguments": {"report": "All is there."}}}
+"""How a sub-agent ends where it must call for it."""
+NOTES = "Speak friend and enter."
+
+
+@dataclass
+class Told:
+    ran: Ran
+    calls: list[Call]
+
+
+def make_task(folder: Path) -> Path:
+    (folder / "tests").mkdir(parents=True)
+    (folder / "environment").mkdir()
+    (folder / "instruction.md").write_text("Write 42 to answer.txt.")
+    (folder / "tests" / "test.sh").write_text(IS_DONE)
+    for name in ("AGENTS.md", "CLAUDE.md", "GEMINI.md"):
+        (folder / "environment" / name).write_text(NOTES)
+    return folder
+
+
+async def tell(name: str, folder: Path) -> Told:
+    """A rollout in which the model begins a sub-agent and then does the work itself."""
+    work = [SPAWNS[name], MOVES[name].run("sleep 0.5; echo 42 > answer.txt"), {"text": "Done."}]
+    looks = [MOVES[name].run("ls"), REPORTS.get(name, {"text": "All is there."})]
+    # A sub-agent of Codex says something else first, and is made to do the same work; it has no sub-agents.
+    tasks = [{"when": "Look around.", "turns": looks}, {"when": "", "turns": work}]
+    task, script = make_task(folder / "task"), folder / "script.json"
+    script.write_text(json.dumps({"tasks": tasks}))
+    words = ("rollout", str(task), "--agent", name, "--model", f"replay:{script}", "--retries", "0")
+    ran = await paddock(folder / "store", *words)
+    with Store.open(folder / "store", read_only=True) as store:
+        return Told(ran, store.calls(ran.lines[0]["rollout_id"]))
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
+    async def all_of_them() -> list[Told]:
+        return await asyncio.gather(*(tell(name, tmp_path_factory.mktemp(name)) for name in SPAWNS))
+
+    remember_children()
+    return dict(zip(SPAWNS, asyncio.run(all_of_them()), strict=True))
+
+
+@pytest.fixture(params=list(SPAWNS))
+def told(request: pytest.FixtureRequest, stories: dict[str, Told]) -> Told:
+    return stories[request.param]
+
+
+def test_the_work_is_done_and_every_token_is_kept(told: Told) -> None:
+    (record,) = told.ran.lines
+    assert (record["outcome"], record["reward"], record["error"]) == ("ok", 1.0, None), told.ran.words
+    assert record["level"] == "tokens"
+    assert all(call.trainable for call in told.calls if call.role is Role.AGENT)
+    assert own_children() == []
+
+
+def test_its_subagent_is_told_apart(told: Told) -> None:
+    own = [call for call in told.calls if call.role is Role.AGENT]
+    others = [call for call in told.calls if call.role is not Role.AGENT]
+    assert len(own) >= 3
+    assert {call.role for call in others} == {Role.SUBAGENT}
+    assert [call.parent for call in own] == [None, *(call.id for call in own[:-1])]
+
+
+def test_the_notes_of_the_task_reach_the_model(told: Told) -> None:
+    assert NOTES in json.dumps(told.calls[0].request)
