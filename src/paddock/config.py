@@ -92,6 +92,9 @@ class Variables:
     auth_token: str | None = field(default=None, repr=False)
     mode: Mode = "simulation"
     max_sessions: int | None = None
+    web: bool = False
+    mcp_token: str | None = field(default=None, repr=False)
+    """Opens the MCP server of an `mcp+http:` target."""
 
 
 def read_variables(environ: Mapping[str, str] | None = None) -> Variables:
@@ -105,6 +108,8 @@ def read_variables(environ: Mapping[str, str] | None = None) -> Variables:
         auth_token=source.get("PADDOCK_AUTH_TOKEN") or None,
         mode=parse_mode(mode),
         max_sessions=int(count) if count else None,
+        mcp_token=source.get("PADDOCK_MCP_TOKEN") or None,
+        web=source.get("ENABLE_WEB_INTERFACE", "").strip().lower() in ("true", "1", "yes"),
     )
 
 

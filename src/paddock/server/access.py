@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def is_loopback(host: str) -> bool:
 def check_access(access: Access, header: Header) -> None:
     """Let a request pass, or raise Unauthorized or Forbidden. `header` looks up a header by name."""
     check_browser(access, header)
-    if access.token is not None and not has_token(access, header):
+    if access.token is not None and not has_token(access, header) and not has_cookie(access, header):
         raise Unauthorized(
             "this server wants its token",
             hint="send 'Authorization: Bearer TOKEN' (Client(url, token=...), or PADDOCK_AUTH_TOKEN)",
@@ -42,6 +43,32 @@ def has_token(access: Access, header: Header) -> bool:
     scheme, _, given = (header("authorization") or "").partition(" ")
     expected = (access.token or "").encode()
     return hmac.compare_digest(given.strip().encode(), expected) and scheme.lower() == "bearer"
+
+
+def page_cookie(token: str) -> tuple[str, str]:
+    """Name and value of the cookie that a browser gets for the token. Servers on other ports have other names:
+    browsers do not tell ports apart."""
+    name = hashlib.sha256(b"paddock page name" + token.encode()).hexdigest()[:12]
+    value = hmac.new(token.encode(), b"paddock page", hashlib.sha256).hexdigest()
+    return f"paddock_page_{name}", value
+
+
+def has_cookie(access: Access, header: Header) -> bool:
+    """Whether the request comes from our own page, in a browser that was given the token."""
+    cookies = header("cookie")
+    if cookies is None or access.token is None or not _is_own_page(header):
+        return False
+    name, value = page_cookie(access.token)
+    given = [part.strip().partition("=") for part in cookies.split(";")]
+    return any(known == name and hmac.compare_digest(sent.encode(), value.encode()) for known, _, sent in given)
+
+
+def _is_own_page(header: Header) -> bool:
+    """Not a page of another port of this machine: cookies are sent along from there too."""
+    if header("sec-fetch-site") not in (None, "same-origin", "none"):
+        return False
+    origin = header("origin")
+    return origin is None or origin.partition("://")[2].lower() == (header("host") or "").lower()
 
 
 def check_browser(access: Access, header: Header) -> None:

@@ -24,7 +24,9 @@ from paddock.server.mcp import McpEndpoint
 from paddock.server.patience import Patient
 from paddock.server.service import Service
 from paddock.server.sockets import serve_socket
+from paddock.server.ws import LEASE_HEADER
 from paddock.sessions.blueprint import Blueprint
+from paddock.sessions.slots import LEASE
 from paddock.telemetry.metrics import merge_texts, prometheus
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SESSIONS = 100
 OPEN_PATHS = ("/health",)
+PAGE = "/web/"
+"""Below it is the page, where there is one. It looks at the token itself: its files are no secret."""
 INSIDE_HEADER = "paddock-inside"
 
 
@@ -244,15 +248,26 @@ class Gate:
             return None
 
         try:
-            check = check_browser if scope["path"] in OPEN_PATHS else check_access
+            path = scope["path"]
+            check = check_browser if path in OPEN_PATHS or path.startswith(PAGE) else check_access
             check(self.service.config.access, header)
         except PaddockError as error:
             await error_response(error)(scope, receive, send)
             return
         colleagues = self.service.colleagues
-        if colleagues is not None and await colleagues.forwarded(scope, receive, send, header):
+        # Any worker answers for the page, and some of its answers have no end.
+        own = path.startswith(f"{PAGE}api/")
+        if colleagues is not None and not own and await colleagues.forwarded(scope, receive, send, header):
             return
-        await self.app(scope, receive, send)
+        lease = header(LEASE_HEADER)
+        if lease is None:
+            await self.app(scope, receive, send)
+            return
+        LEASE.set(lease)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.service.manager.release(lease)
 
 
 @asynccontextmanager

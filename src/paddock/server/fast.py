@@ -17,11 +17,10 @@ from picows import WSUpgradeResponseWithListener as Upgrade
 from picows.picows import WSProtocol  # type: ignore[attr-defined]
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-import paddock
 from paddock.errors import PaddockError
 from paddock.server.access import check_access
 from paddock.server.sockets import converse
-from paddock.server.ws import SESSION_HEADER, VERSION_HEADER, Hello
+from paddock.server.ws import Hello, greeting
 
 if TYPE_CHECKING:
     import socket
@@ -201,8 +200,7 @@ class FastProtocol(WSProtocol):  # type: ignore[misc]
             return Upgrade(response, None)
         socket = FastSocket(self.service, Hello.read(path, query, request.headers.get))
         token = socket.conversation.token
-        headers = {VERSION_HEADER: paddock.__version__, **({SESSION_HEADER: token} if token else {})}
-        return Upgrade(WSUpgradeResponse.create_101_response(headers), socket)
+        return Upgrade(WSUpgradeResponse.create_101_response(greeting(self.service, token)), socket)
 
 
 class UpgradeRouter(asyncio.Protocol):

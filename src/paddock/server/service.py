@@ -38,7 +38,10 @@ class Service:
         self.config = config
         self.dispatch = Dispatch(blueprint, config.limits.step_timeout)
         self.colleagues: Colleagues | None = None
+        self.host: str | None = None
+        """Set before the start where this server is one of several machines: what its session tokens begin with."""
         self.sockets: set[Watched] = set()
+        self.stopping = False
         self._manager: SessionManager | None = None
         self._metadata: EnvironmentMetadata | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -65,6 +68,7 @@ class Service:
             count=colleagues.count if colleagues else None,
             secrets=(access.token,) if access.token else (),
             worker=colleagues.number if colleagues else 0,
+            host=self.host,
         )
         if colleagues is not None:
             self._manager.ask_others_for_room = colleagues.ask_for_room
@@ -72,6 +76,7 @@ class Service:
 
     async def stop(self, grace: float | None = None) -> None:
         """Drain: running requests end within `grace`, then every environment is closed."""
+        self.stopping = True
         if self._manager is None:
             return
         await self._manager.drain(self.config.limits.drain_grace if grace is None else grace)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-import paddock
 from paddock.errors import PaddockError
 from paddock.server.access import check_access
 from paddock.server.mcp_socket import McpConversation
 from paddock.server.vector import VectorConversation
-from paddock.server.ws import SESSION_HEADER, VERSION_HEADER, Conversation, Hello, Socket
+from paddock.server.ws import Conversation, Hello, Socket, greeting
 
 if TYPE_CHECKING:
     from paddock.server.service import Service
@@ -60,9 +59,7 @@ async def serve_socket(service: Service, scope: Any, receive: Any, send: Any) ->
     hello = Hello.read(scope["path"], scope["query_string"].decode("latin-1"), headers.get)
     conversation = converse(service, socket, hello)
     token = conversation.token
-    accepted = [(VERSION_HEADER.encode(), paddock.__version__.encode())]
-    if token:
-        accepted.append((SESSION_HEADER.encode(), token.encode()))
+    accepted = [(name.encode(), value.encode()) for name, value in greeting(service, token).items()]
     await send({"type": "websocket.accept", "headers": accepted})
     writer = asyncio.create_task(socket.write(send))
     conversation.begin()

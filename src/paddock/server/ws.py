@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 
 from pydantic_core import from_json
 
+import paddock
 from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, SessionTaken, StepCancelled
 from paddock.protocol import jsonrpc, messages
 from paddock.protocol.episode import GetState, Reset, Step
@@ -37,6 +38,16 @@ VERSION_HEADER = "paddock-version"
 SESSION_HEADER = "session-id"
 RESUME_HEADER = "session-resume"
 QUEUE_HEADER = "queue-timeout"
+LEASE_HEADER = "paddock-lease"
+DETERMINISTIC_HEADER = "paddock-deterministic"
+
+
+def greeting(service: Service, token: str | None) -> dict[str, str]:
+    """The headers that we add to the answer to a handshake."""
+    known = {VERSION_HEADER: paddock.__version__}
+    if service.blueprint.deterministic:
+        known[DETERMINISTIC_HEADER] = "true"
+    return {**known, SESSION_HEADER: token} if token else known
 
 
 class Socket(Protocol):
@@ -57,6 +68,8 @@ class Hello:
     """`Session-Resume: new` asks for a session that survives a drop, `Session-Resume: TOKEN` returns."""
     queue_timeout: float | None = None
     vector: bool = False
+    lease: str | None = None
+    """A slot that was taken for this client before it came."""
 
     @classmethod
     def read(cls, path: str, query: str, header: Callable[[str], str | None]) -> Hello:
@@ -67,6 +80,7 @@ class Hello:
             resume=_printable(header(RESUME_HEADER)),
             queue_timeout=_seconds(header(QUEUE_HEADER)),
             vector="vector" in asked,
+            lease=header(LEASE_HEADER) or (asked.get("lease") or [""])[0] or None,
         )
 
 
@@ -202,6 +216,7 @@ class Conversation:
             token=self.token,
             wait=hello.queue_timeout,
             moved=self._queued if hello.resume else None,
+            lease=hello.lease,
         )
         session.resumable = hello.resume is not None
         if self._over:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("paddock.fleet.control")
 
 OPEN_PATHS = ("/health",)
+PAGE = "/web"
+"""The page, where there is one, looks at the key itself."""
 
 
 def create_plane(settings: PlaneSettings, *, verify: Verify | None = None) -> Starlette:
@@ -74,13 +76,17 @@ class Gate:
         self.plane = plane
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and not self._is_open(scope["path"]):
             try:
                 check_key(self.plane.api_key, self.plane.settings.team_id, Request(scope).headers)
             except Refused as refusal:
                 await refusal.response()(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+    @staticmethod
+    def _is_open(path: str) -> bool:
+        return path in OPEN_PATHS or path == PAGE or path.startswith(f"{PAGE}/")
 
 
 @asynccontextmanager

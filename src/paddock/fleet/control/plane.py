@@ -55,6 +55,10 @@ class Plane:
         assert self._executions is not None, "the plane has not started"
         return self._executions
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopped is not None
+
     def open(self) -> None:
         """Take the state folder. Raises ConfigError if another plane has it, StoreError if it is damaged."""
         if self._database is None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
 
+    from starlette.applications import Starlette
+
     from paddock.fleet.control.plane import Plane
     from paddock.fleet.control.settings import PlaneSettings
     from paddock.fleet.control.verifying import Verify
@@ -25,20 +27,32 @@ if TYPE_CHECKING:
     Announce = Callable[[str, str], None]
 
 
-def serve_plane(settings: PlaneSettings, announce: Announce | None = None, *, verify: Verify | None = None) -> None:
+def serve_plane(
+    settings: PlaneSettings,
+    announce: Announce | None = None,
+    *,
+    verify: Verify | None = None,
+    extend: Callable[[Starlette], object] | None = None,
+) -> None:
     """Host until SIGTERM or Ctrl-C, then stop every instance. `announce(url, api_key)` is called once.
 
-    Raises ConfigError when the port or the state folder is taken.
+    `extend` is given the application before it serves. Raises ConfigError when the port or the state folder is taken.
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(run_plane(settings, announce, verify=verify))
+        runner.run(run_plane(settings, announce, verify=verify, extend=extend))
 
 
 async def run_plane(
-    settings: PlaneSettings, announce: Announce | None = None, *, verify: Verify | None = None
+    settings: PlaneSettings,
+    announce: Announce | None = None,
+    *,
+    verify: Verify | None = None,
+    extend: Callable[[Starlette], object] | None = None,
 ) -> None:
     """The same in a loop that runs already. Cancelling it stops the plane as well."""
     app = create_plane(settings, verify=verify)
+    if extend is not None:
+        extend(app)
     plane: Plane = app.state.plane
     plane.open()
     try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paddock.rollouts.store import blobs, sequences
 from paddock.rollouts.store.packing import (
@@ -21,16 +22,32 @@ from paddock.rollouts.trace import Call, Level, Role
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paddock.rollouts.store.live import Live
+
+Number = TypeVar("Number", int, float)
 
 HISTORIES = frozenset(("messages", "input", "contents"))
 """Where the dialects keep the conversation, which grows from call to call."""
 BLOB_BYTES = 512
-_APART = frozenset(("request", "forwarded", "prompt_token_ids", "completion_token_ids", "logprobs"))
+_APART = frozenset(
+    ("request", "forwarded", "prompt_token_ids", "completion_token_ids", "logprobs", "tokens", "top_logprobs")
+)
 _PLAIN = tuple(field.name for field in fields(Call) if field.name not in _APART)
-_PACKED = b"p"
+_COLUMNS = (
+    "rollout", "call_id", "position", "head", "completion", "logprobs", "texts", "tops",
+    "prompt_tokens", "completion_tokens", "logprob_sum", "brief",
+)  # fmt: skip
+_SAVE = (
+    f"INSERT INTO calls ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+    " ON CONFLICT (rollout, call_id) DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS[2:])
+)
+BRIEF = (
+    "id", "index", "role", "level", "session", "finish_reason", "error", "aborted", "started", "ended", "model",
+    "weight_version", "admitted_version",
+)  # fmt: skip
+PACKED = b"p"
 _JSON = b"j"
 
 
@@ -45,9 +62,7 @@ def save(connection: sqlite3.Connection, live: Live, call: Call) -> None:
     elif prompt:
         head["prompt"] = sequences.save_tokens(connection, live, prompt)
     connection.execute(
-        "INSERT INTO calls (rollout, call_id, position, head, completion, logprobs) VALUES (?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT (rollout, call_id) DO UPDATE SET position = excluded.position, head = excluded.head,"
-        " completion = excluded.completion, logprobs = excluded.logprobs",
+        _SAVE,
         (
             live.key,
             call.id,
@@ -55,6 +70,12 @@ def save(connection: sqlite3.Connection, live: Live, call: Call) -> None:
             squeeze(encode(head)),
             _pack(call.completion_token_ids, pack_ids(call.completion_token_ids)),
             _pack(call.logprobs, pack_floats(call.logprobs)),
+            squeeze(encode(call.tokens)),
+            squeeze(encode(call.top_logprobs)),
+            len(call.prompt_token_ids),
+            len(call.completion_token_ids),
+            logprob_sum(call.logprobs),
+            None if prompt is None else encode(brief(call, head.get("prompt"))),
         ),
     )
 
@@ -64,26 +85,43 @@ def load(connection: sqlite3.Connection, rollout: int) -> list[Call]:
     read_blob = blobs.Reader(connection)
     tokens, messages = sequences.load(connection, rollout, read_blob)
     found = []
-    for head, completion, logprobs in connection.execute(
-        "SELECT head, completion, logprobs FROM calls WHERE rollout = ? ORDER BY position, rowid", (rollout,)
+    for head, completion, logprobs, texts, tops in connection.execute(
+        "SELECT head, completion, logprobs, texts, tops FROM calls WHERE rollout = ? ORDER BY position, rowid",
+        (rollout,),
     ):
         values = decode(unsqueeze(head))
+        if texts is not None:
+            values["tokens"], values["top_logprobs"] = decode(unsqueeze(texts)), decode(unsqueeze(tops))
         prompt = values.pop("prompt", None)
         values.setdefault("prompt_token_ids", [] if prompt is None else unpack_ids(tokens[prompt]))
-        values["request"] = _joined(values["request"], messages, read_blob)
-        values["forwarded"] = _joined(values["forwarded"], messages, read_blob)
+        values["request"] = joined(values["request"], messages, read_blob)
+        values["forwarded"] = joined(values["forwarded"], messages, read_blob)
         values["role"] = Role(values["role"])
         values["level"] = Level(values["level"])
-        packed = unsqueeze(completion)
-        values["completion_token_ids"] = unpack_ids(packed[1:]) if packed[:1] == _PACKED else decode(packed[1:])
-        packed = unsqueeze(logprobs)
-        values["logprobs"] = unpack_floats(packed[1:]) if packed[:1] == _PACKED else decode(packed[1:])
+        values["completion_token_ids"] = unpack(completion, unpack_ids)
+        values["logprobs"] = unpack(logprobs, unpack_floats)
         found.append(Call(**values))
     return found
 
 
+def brief(call: Call, prompt: int | None) -> list[Any]:
+    """What whoever takes samples has to know of a call beside its tokens, in the order of `BRIEF`."""
+    told = call.forwarded.get("temperature", call.request.get("temperature"))
+    temperature = told if isinstance(told, int | float) else None
+    return [prompt, temperature, *(getattr(call, name) for name in BRIEF)]
+
+
+def logprob_sum(logprobs: Sequence[float]) -> float | None:
+    """None where it is no finite number."""
+    try:
+        total = math.fsum(logprobs)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return total if math.isfinite(total) else None
+
+
 def _pack(values: Sequence[float], packed: bytes | None) -> bytes:
-    return squeeze(_JSON + encode(values) if packed is None else _PACKED + packed)
+    return squeeze(_JSON + encode(values) if packed is None else PACKED + packed)
 
 
 def _split(connection: sqlite3.Connection, live: Live, body: dict[str, Any]) -> list[list[Any]]:
@@ -102,7 +140,14 @@ def _split(connection: sqlite3.Connection, live: Live, body: dict[str, Any]) -> 
     return parts
 
 
-def _joined(parts: list[list[Any]], messages: dict[int, list[bytes]], read_blob: blobs.Reader) -> dict[str, Any]:
+def unpack(data: bytes, unpacked: Callable[[bytes], list[Number]]) -> list[Number]:
+    """Numbers as `_pack` has packed them."""
+    packed = unsqueeze(data)
+    found: list[Number] = unpacked(packed[1:]) if packed[:1] == PACKED else decode(packed[1:])
+    return found
+
+
+def joined(parts: list[list[Any]], messages: dict[int, list[bytes]], read_blob: blobs.Reader) -> dict[str, Any]:
     body: dict[str, Any] = {}
     for name, kind, value in parts:
         if kind == "sequence":

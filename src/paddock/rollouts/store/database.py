@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BUSY_SECONDS = 10.0
+MAPPED_BYTES = 1024 * 1024 * 1024
 _LOW_SPACE = 1024 * 1024
 
 
@@ -32,6 +33,8 @@ class Database:
         self.folder = folder
         self.file = folder / "store.db"
         self.read_only = read_only
+        self.stands_in = False
+        """An older store, opened to be read: `figures.follow` has to be asked before they are read."""
         self.lock = threading.RLock()
         self._pid = os.getpid()
         self._connection: sqlite3.Connection | None = None
@@ -115,6 +118,7 @@ class Database:
         try:
             if not schema.is_store(connection, self.file):
                 schema.create(connection)
+            schema.migrate(connection)
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA cache_size = -8000")
             connection.execute(f"PRAGMA journal_size_limit = {16 * 1024 * 1024}")
@@ -134,6 +138,12 @@ class Database:
         try:
             if not schema.is_store(connection, self.file):
                 raise StoreError(f"{self.file} is empty", hint="run a rollout first, or set PADDOCK_STORE")
+            # Looking through many rollouts reads the same pages again and again.
+            connection.execute(f"PRAGMA mmap_size = {MAPPED_BYTES}")
+            connection.execute("PRAGMA cache_size = -16000")
+            self.stands_in = schema.version(connection) < schema.VERSION
+            if self.stands_in:
+                schema.stand_in(connection)
         except BaseException:
             connection.close()
             raise

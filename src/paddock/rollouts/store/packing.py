@@ -12,17 +12,20 @@ import orjson
 import zstandard
 
 from paddock.errors import StoreError
+from paddock.rollouts.tokens import ID_BYTES as ID_BYTES
+from paddock.rollouts.tokens import ids_array as ids_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ID_BYTES = 4
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _SLOW = b" "
 """In front of JSON that only the standard library reads back as it was: NaN, lone surrogates, long integers."""
 _RAW = b"\0"
 _SMALL = 96
 """Shorter data gains nothing from compression."""
+_WORTH = 0.75
+"""How small it has to become. Opening a frame costs as much as reading kilobytes, and ids hardly shrink."""
 
 
 def encode(value: Any) -> bytes:
@@ -82,9 +85,7 @@ def pack_ids(ids: Sequence[int]) -> bytes | None:
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    packed = array("I")
-    packed.frombytes(data)
-    return _little_endian(packed).tolist()
+    return ids_array(data).tolist()
 
 
 def pack_floats(values: Sequence[float]) -> bytes | None:
@@ -95,9 +96,12 @@ def pack_floats(values: Sequence[float]) -> bytes | None:
 
 
 def unpack_floats(data: bytes) -> list[float]:
-    packed = array("d")
-    packed.frombytes(data)
-    return _little_endian(packed).tolist()
+    return floats_array(data).tolist()
+
+
+def floats_array(data: bytes) -> array[float]:
+    """Packed floats without an object for each."""
+    return _little_endian(array("d", data))
 
 
 def _little_endian(packed: array[Any]) -> array[Any]:
@@ -118,10 +122,10 @@ _compression = _Compression()
 
 
 def squeeze(data: bytes) -> bytes:
-    """`data` compressed, if that makes it smaller."""
+    """`data` compressed, if that makes it clearly smaller."""
     if len(data) >= _SMALL:
         smaller = _compression.compressor.compress(data)
-        if len(smaller) <= len(data):
+        if len(smaller) <= len(data) * _WORTH:
             return smaller
     return _RAW + data
 

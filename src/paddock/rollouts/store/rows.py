@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.errors import StoreError
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.store import blobs
+from paddock.rollouts.store import blobs, figures
 from paddock.rollouts.store.packing import decode, encode, squeeze, unsqueeze
 
 if TYPE_CHECKING:
@@ -67,37 +67,47 @@ def key_of(connection: sqlite3.Connection, rollout_id: str) -> int | None:
 
 def insert(connection: sqlite3.Connection, record: RolloutRecord, owner: str) -> int:
     """A running rollout. Raises sqlite3.IntegrityError if there is one with its id."""
+    values = _values(record, running=True)
     key = connection.execute(
         f"INSERT INTO rollouts (rollout_id, owner, head, {', '.join(_COLUMNS)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (record.rollout_id, owner, _head(record, running=True), *(getattr(record, name) for name in _COLUMNS)),
+        (record.rollout_id, owner, squeeze(encode(values)), *(values[name] for name in _COLUMNS)),
     ).lastrowid
     assert key is not None
+    figures.save(connection, key, values)
     return key
 
 
 def update(connection: sqlite3.Connection, key: int, record: RolloutRecord) -> bool:
     """False, with nothing changed, if the rollout has an outcome."""
+    values = _values(record, running=True)
     changes = ", ".join(f"{name} = ?" for name in _COLUMNS)
-    values = [getattr(record, name) for name in _COLUMNS]
-    return bool(
-        connection.execute(
-            f"UPDATE rollouts SET head = ?, {changes} WHERE id = ? AND outcome IS NULL",
-            (_head(record, running=True), *values, key),
-        ).rowcount
-    )
+    changed = connection.execute(
+        f"UPDATE rollouts SET head = ?, {changes} WHERE id = ? AND outcome IS NULL",
+        (squeeze(encode(values)), *(values[name] for name in _COLUMNS), key),
+    ).rowcount
+    if changed:
+        figures.save(connection, key, values)
+    return bool(changed)
 
 
 def finish(connection: sqlite3.Connection, key: int, record: RolloutRecord) -> bool:
     """False, with nothing changed, if the rollout has an outcome already."""
     assert record.outcome is not None
+    values = _values(record, running=False)
     changes = ", ".join(f"{name} = ?" for name in _COLUMNS)
-    values = [getattr(record, name) for name in _COLUMNS]
-    return bool(
-        connection.execute(
-            f"UPDATE rollouts SET head = ?, outcome = ?, finished_at = ?, {changes} WHERE id = ? AND outcome IS NULL",
-            (_head(record, running=False), str(record.outcome), record.finished_at, *values, key),
-        ).rowcount
-    )
+    changed = connection.execute(
+        f"UPDATE rollouts SET head = ?, outcome = ?, finished_at = ?, {changes} WHERE id = ? AND outcome IS NULL",
+        (
+            squeeze(encode(values)),
+            str(record.outcome),
+            record.finished_at,
+            *(values[name] for name in _COLUMNS),
+            key,
+        ),
+    ).rowcount
+    if changed:
+        figures.save(connection, key, values)
+    return bool(changed)
 
 
 def save_bodies(connection: sqlite3.Connection, live: Live, record: RolloutRecord) -> None:
@@ -121,9 +131,18 @@ def save_bodies(connection: sqlite3.Connection, live: Live, record: RolloutRecor
         blobs.refer(connection, live.key, record.workdir_blob)
 
 
-def read(connection: sqlite3.Connection, key: int, names: Sequence[str] = BODIES) -> RolloutRecord:
+def head(connection: sqlite3.Connection, key: int) -> dict[str, Any] | None:
+    """The small values of a record, by their names; None if the rollout is gone."""
     row = connection.execute("SELECT head FROM rollouts WHERE id = ?", (key,)).fetchone()
+    if row is None:
+        return None
     values: dict[str, Any] = decode(unsqueeze(row[0]))
+    return values
+
+
+def read(connection: sqlite3.Connection, key: int, names: Sequence[str] = BODIES) -> RolloutRecord:
+    values = head(connection, key)
+    assert values is not None
     wanted = ", ".join("?" * len(names))
     for name, data in connection.execute(
         f"SELECT name, data FROM bodies WHERE rollout = ? AND name IN ({wanted})", (key, *names)
@@ -167,8 +186,9 @@ def count(connection: sqlite3.Connection, filters: Filters) -> int:
     return int(connection.execute(f"SELECT count(*) FROM rollouts {where}", values).fetchone()[0])
 
 
-def _head(record: RolloutRecord, *, running: bool) -> bytes:
+def _values(record: RolloutRecord, *, running: bool) -> dict[str, Any]:
+    """What goes into the head."""
     values = {name: getattr(record, name) for name in _HEAD}
     if running:
         values["outcome"] = None
-    return squeeze(encode(values))
+    return values

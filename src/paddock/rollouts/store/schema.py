@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paddock.errors import StoreError
+from paddock.rollouts.store import figures
 
 if TYPE_CHECKING:
     import sqlite3
     from pathlib import Path
 
 APPLICATION_ID = 0x5061646B
-VERSION = 1
+VERSION = 2
+_CALL_COLUMNS = {
+    "texts": "BLOB",
+    "tops": "BLOB",
+    "prompt_tokens": "INTEGER",
+    "completion_tokens": "INTEGER",
+    "logprob_sum": "REAL",
+    "brief": "BLOB",
+}
+"""Since version 2. NULL in rows of before, whose head holds the texts and the alternatives."""
 
 # Keys are never used twice (AUTOINCREMENT): what another process remembers of a deleted row must not
 # point at a new one.
@@ -46,9 +56,15 @@ TABLES = (
         rollout INTEGER NOT NULL REFERENCES rollouts (id) ON DELETE CASCADE,
         call_id TEXT NOT NULL,
         position INTEGER NOT NULL,
+        brief BLOB,
         head BLOB NOT NULL,
         completion BLOB NOT NULL,
         logprobs BLOB NOT NULL,
+        texts BLOB,
+        tops BLOB,
+        prompt_tokens INTEGER,
+        completion_tokens INTEGER,
+        logprob_sum REAL,
         PRIMARY KEY (rollout, call_id)
     )""",
     # A list of messages or token ids: the head and the tail of its base with a middle of its own.
@@ -99,6 +115,7 @@ TABLES = (
     )""",
     "CREATE INDEX sandboxes_open ON sandboxes (owner) WHERE ended_at IS NULL",
     "CREATE INDEX sandboxes_of_rollout ON sandboxes (rollout_id)",
+    *figures.TABLES,
 )
 
 
@@ -129,6 +146,39 @@ def create(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
+
+
+def version(connection: sqlite3.Connection) -> int:
+    return _number(connection, "user_version")
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring an older store up to date. A crash in between leaves it as it was."""
+    if version(connection) >= VERSION:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if version(connection) < VERSION:
+            known = {row[1] for row in connection.execute("PRAGMA table_info(calls)")}
+            for name, kind in _CALL_COLUMNS.items():
+                if name not in known:
+                    connection.execute(f"ALTER TABLE calls ADD COLUMN {name} {kind}")
+            for statement in figures.TABLES:
+                connection.execute(statement)
+            figures.fill(connection)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def stand_in(connection: sqlite3.Connection) -> None:
+    """Let an older store that may only be read look like one of today: what is missing is kept in memory."""
+    connection.execute("PRAGMA temp_store = MEMORY")
+    missing = ", ".join(f"NULL AS {name}" for name in _CALL_COLUMNS)
+    connection.execute(f"CREATE TEMP VIEW calls AS SELECT rowid, *, {missing} FROM main.calls")
+    connection.execute(figures.STAND_IN)
 
 
 def _number(connection: sqlite3.Connection, pragma: str) -> int:

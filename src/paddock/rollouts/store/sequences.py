@@ -64,7 +64,7 @@ def load(connection: sqlite3.Connection, rollout: int, read_blob: blobs.Reader) 
             kept = Shared(head * ID_BYTES, tail * ID_BYTES)
             tokens[key] = join(b"" if base is None else tokens[base], kept, unsqueeze(data))
         else:
-            new = _decode(unsqueeze(data), read_blob)
+            new = decode_items(unsqueeze(data), read_blob)
             messages[key] = join([] if base is None else messages[base], Shared(head, tail), new)
     return tokens, messages
 
@@ -112,7 +112,8 @@ def _encode(connection: sqlite3.Connection, live: Live, items: list[bytes]) -> b
     return squeeze(orjson.dumps(numbers) + b"\n" + b"".join(inline))
 
 
-def _decode(data: bytes, read_blob: blobs.Reader) -> list[bytes]:
+def decode_items(data: bytes, read_blob: blobs.Reader) -> list[bytes]:
+    """The encoded messages of one row."""
     line, _, rest = data.partition(b"\n")
     items: list[bytes] = []
     at = 0

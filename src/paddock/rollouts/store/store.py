@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from paddock.errors import StoreError
-from paddock.rollouts.store import blobs, calls, events, ledger, recovery, retention, rows, sequences
+from paddock.rollouts.store import blobs, calls, events, figures, ledger, recovery, retention, rows, sequences
+from paddock.rollouts.store.aborts import Aborts
 from paddock.rollouts.store.database import Database
 from paddock.rollouts.store.live import Live, LiveRollouts
 from paddock.rollouts.store.owner import Owner
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from paddock.rollouts.trace import Call, Event
 
 Arguments = ParamSpec("Arguments")
+Asked = ParamSpec("Asked")
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class Store:
         self._reserve = Reserve(database.folder)
         self._owner = Owner.current()
         self._worker = Worker("paddock-store")
+        self._aborts = Aborts(database.folder)
         self._closed = False
 
     @classmethod
@@ -73,6 +76,11 @@ class Store:
     @property
     def path(self) -> Path:
         return self._database.folder
+
+    @property
+    def is_current(self) -> bool:
+        """False for one of an older version that was opened to be read."""
+        return not self._database.stands_in
 
     def __enter__(self) -> Store:
         return self
@@ -238,6 +246,32 @@ class Store:
         with self._database.read() as connection:
             return events.read(connection, self._key(connection, rollout_id), after=after, limit=limit)
 
+    # -- looking ----------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        question: Callable[Concatenate[sqlite3.Connection, Asked], Result],
+        *args: Asked.args,
+        **kwargs: Asked.kwargs,
+    ) -> Result:
+        """The answer to one of the questions of `search` and `light`, all of it of one moment."""
+        with self._database.read() as connection:
+            if self._database.stands_in:
+                figures.follow(connection)
+            return question(connection, *args, **kwargs)
+
+    def version(self) -> int:
+        """Another number whenever another connection has written something."""
+        with self._database.outside() as connection:
+            return int(connection.execute("PRAGMA data_version").fetchone()[0])
+
+    # -- stopping ---------------------------------------------------------------------------------
+
+    @property
+    def aborts(self) -> Aborts:
+        """Which running rollouts somebody wants stopped, whatever process they run in."""
+        return self._aborts
+
     # -- blobs ------------------------------------------------------------------------------------
 
     def put_blob(self, data: bytes) -> str:
@@ -269,7 +303,10 @@ class Store:
     def recover(self, end_leftover: Callable[[SandboxEntry], bool]) -> Recovery:
         """Finish the rollouts of dead processes as cancelled, and end their sandboxes with
         `end_leftover`, which says whether it could."""
-        return recovery.recover(self._database, self._owner, end_leftover)
+        found = recovery.recover(self._database, self._owner, end_leftover)
+        for rollout_id in found.rollouts:
+            self._aborts.settle(rollout_id)
+        return found
 
     def prune(self, *, max_age_seconds: float | None = None, max_bytes: int | None = None) -> Pruned:
         """Delete the oldest finished rollouts: those older than the age, and as many as make the

@@ -12,7 +12,7 @@ export class ApiError extends Error {
 
 const embedded = readEmbedded();
 
-/** @returns {{rollout_id: string, about: any, documents: Record<string, any>} | null} */
+/** @returns {{id: string, answers: Record<string, any>} | null} */
 function readEmbedded() {
   const found = document.getElementById("paddock-data");
   return found ? JSON.parse(found.textContent ?? "null") : null;
@@ -20,7 +20,7 @@ function readEmbedded() {
 
 /** Whether this page is one file without a server. */
 export const isShared = embedded !== null;
-export const sharedRollout = embedded ? embedded.rollout_id : "";
+export const sharedRollout = embedded ? embedded.id : "";
 
 /**
  * @param {string} path below `api/`
@@ -63,7 +63,8 @@ async function ask(url, options) {
   let document;
   try {
     document = await answer.json();
-  } catch {
+  } catch (error) {
+    if (options.signal?.aborted) throw error;
     document = null;
   }
   if (answer.ok) return document;
@@ -91,21 +92,19 @@ export function live(path, handlers, signal, onState = () => {}) {
 
 /** @param {string} path @param {Record<string, any>} parameters */
 function fromEmbedded(path, parameters) {
-  if (path === "about") return embedded?.about;
-  const part = parameters.part ?? parameters.path;
-  const name = part === undefined ? path : `${path}?${parameters.part === undefined ? "path" : "part"}=${part}`;
-  const whole = embedded?.documents[name];
-  if (whole === undefined) throw new ApiError("This file does not hold that.", "Open the rollout with paddock view.", 404);
+  const whole = embedded?.answers[parameters.part === undefined ? path : `${path}/${parameters.part}`];
+  if (whole === undefined || parameters.path !== undefined) throw new ApiError("This file does not hold that.", "Open the rollout with paddock view.", 404);
   if (path.endsWith("/transcript")) {
     const items = whole.items.filter((/** @type {any} */ item) => item.seq > (parameters.after ?? 0)).slice(0, parameters.limit ?? 500);
     return { items, next: items.length ? items[items.length - 1].seq : parameters.after ?? 0, done: true };
   }
-  if (parameters.part !== undefined) return slicedColumns(whole, parameters.offset ?? 0, parameters.limit ?? 4000);
-  return whole;
+  return parameters.part === undefined ? whole : slicedColumns(whole, parameters.offset ?? 0, parameters.limit ?? 4000);
 }
 
-/** @param {Record<string, any>} columns @param {number} offset @param {number} limit */
+/** The part of a page of columns that lies in a window. @param {Record<string, any>} columns @param {number} offset @param {number} limit */
 function slicedColumns(columns, offset, limit) {
-  const cut = Object.entries(columns).map(([name, value]) => [name, Array.isArray(value) ? value.slice(offset, offset + limit) : value]);
-  return { ...Object.fromEntries(cut), offset };
+  const from = Math.max(0, offset - columns.offset);
+  const to = Math.max(from, offset + limit - columns.offset);
+  const cut = Object.entries(columns).map(([name, value]) => [name, Array.isArray(value) ? value.slice(from, to) : value]);
+  return { ...Object.fromEntries(cut), offset: columns.offset + from };
 }

@@ -94,22 +94,35 @@ function inputOf(schema, id, required, path) {
   }
   if (schema.type === "integer" || schema.type === "number") {
     const input = h("input", { id, inputmode: schema.type === "integer" ? "numeric" : "decimal", autocomplete: "off", value: String(given) });
-    return { input, read: () => readNumber(input.value, required, path) };
+    return { input, read: () => readNumber(input.value, required) };
   }
   if (schema.type === "string") {
     const input = h("textarea", { id, rows: 1, spellcheck: "false", value: String(given), oninput: () => (input.rows = Math.min(12, input.value.split("\n").length)) });
     return { input, read: () => (input.value === "" && !required ? LEFT_OUT : input.value) };
   }
+  if (schema.type === undefined && !schema.anyOf && !schema.oneOf) {
+    const input = h("input", { id, autocomplete: "off", value: given === "" ? "" : JSON.stringify(given) });
+    return { input, read: () => (input.value === "" && !required ? LEFT_OUT : readAnything(input.value)) };
+  }
   const input = h("textarea", { id, rows: 2, class: "mono", spellcheck: "false", placeholder: schema.type === "array" ? "[ ]" : schema.type === "object" ? "{ }" : "JSON", value: given === "" ? "" : JSON.stringify(given) });
   return { input, read: () => readJson(input.value, required, path) };
 }
 
-/** @param {string} text @param {boolean} required @param {string[]} path */
-function readNumber(text, required, path) {
+/** @param {string} text @param {boolean} required */
+function readNumber(text, required) {
   const trimmed = text.trim();
   if (trimmed === "" && !required) return LEFT_OUT;
   // What is no number goes as it is: the server says what is wrong with it.
   return trimmed === "" || Number.isNaN(Number(trimmed)) ? trimmed : Number(trimmed);
+}
+
+/** JSON if it is, else the text itself: for values of which the schema says nothing. @param {string} text */
+function readAnything(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
 }
 
 /** @param {string} text @param {boolean} required @param {string[]} path */
@@ -177,5 +190,5 @@ function kindText(schema) {
     schema.maxLength !== undefined && `at most ${schema.maxLength} characters`,
     schema.optional && "may be empty",
   ];
-  return [schema.type ?? (schema.enum ? "choice" : "JSON"), ...limits.filter(Boolean)].join(", ");
+  return [schema.type ?? (schema.enum ? "choice" : "any value"), ...limits.filter(Boolean)].join(", ");
 }

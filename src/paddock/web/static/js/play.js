@@ -49,7 +49,7 @@ export async function playView(place, signal) {
       fill(history);
     }
     turns.push(turn);
-    history.appendChild(turnElement(turn, turns.length - 1));
+    history.appendChild(turnElement(turn, turns.filter((each) => each.kind === "step").length));
     history.lastElementChild?.scrollIntoView({ block: "nearest" });
     fill(rewards, rewardPlot(turns));
     fill(python, copyable(episodeAsPython(location.origin + new URL("..", location.href).pathname.replace(/\/$/, ""), turns, isTools), "Copy"));
@@ -118,7 +118,7 @@ export async function playView(place, signal) {
       "div",
       { class: "play-layout" },
       h("div", { class: "stack" }, h("form", { class: "panel", onsubmit: (/** @type {Event} */ event) => (event.preventDefault(), reset()) }, h("h3", null, "Reset"), resetForm.element, h("button", { class: "primary" }, "Reset")), actions, h("button", { type: "button", onclick: () => showState(session, problem) }, "Look at the state")),
-      h("div", { class: "stack" }, h("section", { class: "panel", "aria-label": "Rewards" }, h("h2", null, "Rewards"), rewards), h("section", { class: "panel", "aria-label": "Episode" }, h("h2", null, "Episode"), turnsHint(history)), h("section", { class: "panel" }, h("h2", null, "The same episode in Python"), python)),
+      h("div", { class: "stack" }, h("section", { class: "panel", "aria-label": "Rewards" }, h("h2", null, "Sum of rewards"), rewards), h("section", { class: "panel", "aria-label": "Episode" }, h("h2", null, "Episode"), turnsHint(history)), h("section", { class: "panel" }, h("h2", null, "The same episode in Python"), python)),
       h("section", { class: "panel", "aria-label": "Wire" }, h("h2", null, "On the wire"), wire),
     ),
   );
@@ -159,7 +159,7 @@ function rewardPlot(turns) {
   if (!steps.some((turn) => typeof turn.data.reward === "number")) return h("p", { class: "muted" }, "No reward yet.");
   let sum = 0;
   const data = steps.map((turn, index) => ({ x: index + 1, y: (sum += Number(turn.data.reward ?? 0)) }));
-  return linePlot(data, { label: "Sum of rewards over the steps", height: 120, xText: (x) => `step ${x}` });
+  return linePlot(data, { label: "Sum of rewards over the steps", height: 120, yLow: Math.min(0, ...data.map((each) => each.y)), xText: (x) => `step ${x}` });
 }
 
 /** @param {Turn} turn @param {number} index */

@@ -1,7 +1,7 @@
 /** All rollouts: figures on top, filters, and a table that only holds what is seen. */
 
 import { get, live } from "./api.js";
-import { announce, broken, copyable, empty, fill, h } from "./dom.js";
+import { broken, copyable, empty, fill, h } from "./dom.js";
 import { ago, count, dateTime, duration, modelName, percent, rewardText, shorten } from "./format.js";
 import { useKeys } from "./keys.js";
 import { shareBar, spark, sparkBars } from "./plot.js";
@@ -61,8 +61,7 @@ export async function rolloutsView(place, signal) {
     drawHeading();
     fill(problem);
     await Promise.all([list.reset(), drawFigures()]);
-    total.textContent = `${list.total.toLocaleString("en")} rollouts`;
-    announce(`${list.total} rollouts`);
+    total.textContent = list.total === 1 ? "1 rollout" : `${list.total.toLocaleString("en")} rollouts`;
     table.hidden = list.total === 0;
     none.hidden = list.total !== 0;
     if (!list.total) fill(none, nothing(Object.values(filters).some(Boolean), clearFilters));

@@ -22,7 +22,7 @@ export async function serverView(place, signal) {
     fill(body, serverCards(told, rates), latencyPanel(told.latency), errorsPanel(told.errors), sessionsPanel(told.sessions));
   }
   draw(await get("server", {}, signal));
-  live("server/live", { snapshot: draw }, signal);
+  live("server/live", { server: draw }, signal);
   return h("div", { class: "view" }, h("h1", null, "Server"), body);
 }
 
@@ -31,7 +31,7 @@ function serverCards(told, rates) {
   const { health } = told;
   const cards = [
     ["Status", health.status ?? "–", health.environment ?? "", null],
-    ["Sessions", `${count(health.sessions)} of ${count(health.capacity)}`, `${count(health.available)} free`, null],
+    ["Sessions", `${count(health.sessions)} of ${count(health.capacity)}`, `${count(health.available ?? health.capacity - health.sessions)} free`, null],
     ["Waiting", count(told.queue ?? health.waiting ?? 0), "newcomers in the queue", null],
     ["Steps", count(told.steps), rates.length ? `${count(Math.round(rates[rates.length - 1]))} a second now` : "", spark(rates, { low: 0, label: "Steps a second" })],
   ];
@@ -63,8 +63,9 @@ export function bucketed(buckets) {
   });
   const last = found[found.length - 1];
   if (last && last.to === Infinity) last.to = last.from;
-  while (found.length > 1 && !found[found.length - 1].count) found.pop();
-  while (found.length > 1 && !found[0].count) found.shift();
+  // One empty bucket on each side shows that it is empty there.
+  while (found.length > 3 && !found[found.length - 1].count && !found[found.length - 2].count) found.pop();
+  while (found.length > 3 && !found[0].count && !found[1].count) found.shift();
   return found;
 }
 

@@ -1,0 +1,357 @@
+"""The page over recorded rollouts and served environments, driven by clicks and keys in a real browser."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from paddock.rollouts.store import Store
+from paddock.testing.recorded import unpack
+
+from .pages import TOKEN, a_browser, a_page, paddock, save
+
+pytestmark = pytest.mark.end_to_end
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with a_browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack(tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture(scope="module")
+def ids(recorded: Path) -> dict[str, str]:
+    with Store.open(recorded, read_only=True) as store:
+        return {record.task_id: record.rollout_id for record in store.list()}
+
+
+@pytest.fixture(scope="module")
+def url(recorded: Path) -> Iterator[str]:
+    with paddock("view", "--store", str(recorded), "--no-open") as address:
+        yield address
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    with a_page(browser, url) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def counter_url() -> Iterator[str]:
+    with paddock("serve", "counter", "--web") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def echo_url() -> Iterator[str]:
+    with paddock("serve", "echo", "--web") as address:
+        yield address
+
+
+def go(page: Page, place: str) -> None:
+    page.evaluate("place => { location.hash = place }", place)
+
+
+# -- rollouts ---------------------------------------------------------------------------------------
+
+
+def test_the_token_does_not_stay_in_the_address(page: Page) -> None:
+    assert "token" not in page.url
+
+
+def test_the_table_shows_what_the_store_holds(page: Page, recorded: Path) -> None:
+    with Store.open(recorded, read_only=True) as store:
+        total = store.count()
+    expect(page.get_by_text(f"{total} rollouts")).to_be_visible()
+    expect(page.locator(".rollouts .virtual .row").first).to_contain_text("solve")
+    expect(page.locator(".figures .card")).to_have_count(5)
+
+
+def test_a_search_narrows_the_table_and_stays_in_the_address(page: Page) -> None:
+    page.keyboard.press("/")
+    page.keyboard.type("hostile")
+    expect(page.get_by_text("1 rollout", exact=True)).to_be_visible()
+    expect(page.locator(".rollouts .virtual .row")).to_have_count(1)
+    assert "q=hostile" in page.url
+    page.keyboard.press("Escape")
+    page.locator("body").click(position={"x": 5, "y": 5})
+    page.keyboard.press("x")
+    expect(page.locator(".rollouts .virtual .row").nth(5)).to_be_visible()
+
+
+def test_filters_that_fit_nothing_say_how_to_go_on(page: Page) -> None:
+    page.get_by_label("Reward from").fill("7")
+    page.get_by_label("Reward from").press("Tab")
+    expect(page.get_by_role("heading", name="No rollout fits these filters")).to_be_visible()
+    page.get_by_role("button", name="Clear all filters").click()
+    expect(page.locator(".rollouts .virtual .row").first).to_be_visible()
+
+
+def test_a_click_on_a_heading_sorts(page: Page) -> None:
+    page.get_by_role("button", name="Reward").click()
+    expect(page.get_by_role("columnheader", name="Reward")).to_have_attribute("aria-sort", "descending")
+    rewards = page.locator(".rollouts .virtual .row .reward")
+    expect(rewards.first).to_have_text("1.0")
+    page.get_by_role("button", name="Reward").click()
+    expect(page.get_by_role("columnheader", name="Reward")).to_have_attribute("aria-sort", "ascending")
+    expect(rewards.first).not_to_have_text("1.0")
+
+
+def test_keys_choose_and_open_a_rollout(page: Page) -> None:
+    expect(page.locator(".rollouts .virtual .row").first).to_be_visible()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    expect(page.locator(".row.selected")).to_have_attribute("aria-rowindex", "1")
+    page.keyboard.press("Enter")
+    expect(page.locator(".transcript .item").first).to_be_visible()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("Next entry of the transcript")
+    page.keyboard.press("Escape")
+    page.keyboard.press("u")
+    expect(page.locator(".rollouts .virtual .row").first).to_be_visible()
+
+
+def test_tasks_have_their_figures(page: Page) -> None:
+    page.get_by_text("By task").click()
+    row = page.locator(".tasks tbody tr").filter(has=page.get_by_role("button", name="wrong", exact=True))
+    expect(row).to_contain_text("0.0")
+    row.get_by_role("link", name="side by side").click()
+    expect(page.get_by_role("heading", name="Groups")).to_be_visible()
+    expect(page.locator(".member")).to_have_count(2)
+
+
+def test_two_of_a_group_are_compared(page: Page, recorded: Path) -> None:
+    go(page, "#/groups")
+    group = page.locator(".group").filter(has=page.locator(".member").nth(2)).first
+    boxes = group.get_by_role("checkbox")
+    boxes.nth(0).check()
+    boxes.nth(1).check()
+    group.get_by_role("button", name="Compare two").click()
+    expect(page.get_by_role("heading", name="Where two rollouts part")).to_be_visible()
+    expect(page.locator(".side-by-side .panel")).to_have_count(2)
+
+
+def test_rollouts_that_differ_are_told_where(page: Page, ids: dict[str, str]) -> None:
+    go(page, f"#/compare/{ids['solve']}/{ids['wrong']}")
+    expect(page.locator(".token.parted")).to_have_count(2)
+    expect(page.get_by_text("then differ in")).to_be_visible()
+
+
+# -- one rollout ------------------------------------------------------------------------------------
+
+
+def test_the_transcript_shows_thoughts_tools_diffs_and_images(page: Page, ids: dict[str, str]) -> None:
+    go(page, f"#/rollouts/{ids['image']}")
+    expect(page.locator(".item.thought")).to_be_visible()
+    expect(page.locator(".item.image img")).to_have_attribute("src", re.compile("^data:image/png;base64,"))
+    expect(page.locator(".diff-gone").first).to_contain_text("41")
+    expect(page.locator(".diff-new").last).to_contain_text("42")
+    expect(page.get_by_text("an image that is not shown").first).to_be_visible()
+
+
+def test_what_an_agent_wrote_is_text_and_does_nothing(browser: Browser, url: str, ids: dict[str, str]) -> None:
+    asked: list[str] = []
+    with a_page(browser, url) as page:
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("dialog", lambda dialog: pytest.fail(f"a dialog opened: {dialog.message}"))
+        for tab in ("transcript", "tokens", "graph", "files", "verifier", "logs", "config"):
+            go(page, f"#/rollouts/{ids['hostile']}/{tab}")
+            expect(page.locator(".tab-body > *").first).to_be_visible()
+        go(page, f"#/rollouts/{ids['hostile']}")
+        expect(page.locator(".item.said-assistant")).to_contain_text("<script>")
+        assert page.title() != "owned"
+        assert page.locator("main script, main style, main a[href^=javascript], main img").count() == 0
+    assert {re.sub(r"^(https?://[^/]+).*", r"\1", each) for each in asked} == {url}
+
+
+def test_the_parts_of_a_rollout_have_places_of_their_own(page: Page, ids: dict[str, str]) -> None:
+    go(page, f"#/rollouts/{ids['solve']}")
+    for tab, seen in {
+        "Timeline": "svg.timeline .phase-agent",
+        "Calls": ".graph-box svg .node",
+        "Verifier": ".tab-body pre",
+        "Files": ".diff",
+        "Logs": ".tab-body",
+        "Configuration": ".tab-body .copyable",
+    }.items():
+        page.get_by_role("navigation", name="About this rollout").get_by_role("link", name=tab, exact=True).click()
+        expect(page.locator(seen).first).to_be_visible()
+    expect(page.locator(".copyable code")).to_contain_text("paddock rollout")
+
+
+def test_the_work_folder_can_be_read(page: Page, ids: dict[str, str]) -> None:
+    go(page, f"#/rollouts/{ids['solve']}/files")
+    page.get_by_role("button", name="answer.txt").click()
+    expect(page.locator(".file-shown pre")).to_contain_text("42")
+
+
+# -- tokens -----------------------------------------------------------------------------------------
+
+
+def test_a_token_tells_what_it_is_and_what_else_it_might_have_been(page: Page, ids: dict[str, str]) -> None:
+    go(page, f"#/rollouts/{ids['drift']}/tokens/c1")
+    token = page.locator("[aria-label='Sampled tokens'] .token").nth(3)
+    token.hover()
+    details = page.locator(".token-details")
+    expect(details).to_contain_text("Logprob")
+    expect(details.locator(".alternatives li").first).to_be_visible()
+    expect(details).to_contain_text("1: sampled by the model")
+    page.locator("[aria-label='Prompt tokens'] .token").first.hover()
+    expect(details).to_contain_text("0: given to the model")
+
+
+def test_tokens_are_walked_with_the_arrow_keys(page: Page, ids: dict[str, str]) -> None:
+    go(page, f"#/rollouts/{ids['drift']}/tokens/c1")
+    page.locator("[aria-label='Sampled tokens'] .token").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".token-details")).to_contain_text("completion 2")
+
+
+def test_surprise_is_drawn_and_coloured(page: Page, ids: dict[str, str]) -> None:
+    go(page, f"#/rollouts/{ids['drift']}/tokens/c1")
+    expect(page.get_by_role("img", name="Entropy of each sampled token of c1")).to_be_visible()
+    sampled = page.locator("[aria-label='Sampled tokens'] .token")
+    expect(sampled.first).to_be_visible()
+    shades = sampled.evaluate_all("tokens => new Set(tokens.map(each => getComputedStyle(each).backgroundColor)).size")
+    assert shades > 5
+    page.get_by_label("Colour tokens by").select_option("none")
+    assert sampled.evaluate_all("all => new Set(all.map(each => getComputedStyle(each).backgroundColor)).size") == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "label"), [("compact", "compaction"), ("subagent", "subagent"), ("retry", "retried"), ("branch", "branch")]
+)
+def test_the_graph_names_what_a_call_was(page: Page, ids: dict[str, str], task: str, label: str) -> None:
+    go(page, f"#/rollouts/{ids[task]}/graph")
+    expect(page.locator(f".graph-box .call-{label}").first).to_be_visible()
+    expect(page.locator(".call-table .row", has_text=label).first).to_be_visible()
+
+
+def test_drift_is_pointed_out(page: Page, ids: dict[str, str]) -> None:
+    go(page, f"#/rollouts/{ids['drift']}/graph")
+    expect(page.locator(".drift-ring").first).to_be_visible()
+    page.locator(".drift summary").click()
+    expect(page.locator(".drift li").first).to_contain_text("first difference at token")
+
+
+# -- play, server -----------------------------------------------------------------------------------
+
+
+def test_an_environment_is_played_by_hand(browser: Browser, counter_url: str) -> None:
+    with a_page(browser, counter_url) as page:
+        go(page, "#/play")
+        page.get_by_role("button", name="Reset").click()
+        amount = page.get_by_label("amount")
+        for number in ("3", "4"):
+            amount.fill(number)
+            page.get_by_role("button", name="Step").click()
+        expect(page.locator(".turn")).to_have_count(3)
+        expect(page.locator(".turn").last).to_contain_text('"total": 7')
+        expect(page.get_by_role("img", name="Sum of rewards over the steps")).to_be_visible()
+        expect(page.locator(".frame.sent").last).to_contain_text('"amount":4')
+        amount.fill("-1")
+        page.get_by_role("button", name="Step").click()
+        expect(page.locator(".field-problem:visible")).to_contain_text("greater than or equal to 0")
+        expect(amount).to_have_attribute("aria-invalid", "true")
+        expect(page.locator(".turn")).to_have_count(3)
+
+
+def test_the_python_of_an_episode_plays_it_again(browser: Browser, counter_url: str) -> None:
+    with a_page(browser, counter_url) as page:
+        go(page, "#/play")
+        page.get_by_role("button", name="Reset").click()
+        page.get_by_label("amount").fill("6")
+        page.get_by_role("button", name="Step").click()
+        expect(page.locator(".turn")).to_have_count(2)
+        program = page.locator(".copyable code").inner_text()
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PADDOCK_AUTH_TOKEN": TOKEN, "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'total': 6" in done.stdout
+
+
+def test_visitors_have_sessions_of_their_own(browser: Browser, counter_url: str) -> None:
+    with a_page(browser, counter_url) as first, a_page(browser, counter_url) as second:
+        for page, number in ((first, "5"), (second, "1")):
+            go(page, "#/play")
+            page.get_by_role("button", name="Reset").click()
+            page.get_by_label("amount").fill(number)
+            page.get_by_role("button", name="Step").click()
+        expect(second.locator(".turn").last).to_contain_text('"total": 1')
+        expect(first.locator(".turn").last).to_contain_text('"total": 5')
+        go(second, "#/server")
+        expect(second.get_by_role("heading", name="1 sessions")).to_be_visible()
+        expect(second.get_by_role("region", name="Latency")).to_contain_text("step")
+
+
+def test_tools_have_forms(browser: Browser, echo_url: str) -> None:
+    with a_page(browser, echo_url) as page:
+        go(page, "#/play")
+        page.get_by_role("button", name="Reset").click()
+        tool = page.locator("form", has=page.get_by_role("heading", name="echo_message"))
+        tool.get_by_label("message").fill("good morning <b>you</b>")
+        tool.get_by_role("button", name="Call").click()
+        expect(page.locator(".turn").last).to_contain_text("good morning <b>you</b>")
+
+
+# -- share, looks -----------------------------------------------------------------------------------
+
+
+def test_a_shared_file_opens_without_a_server(browser: Browser, url: str, ids: dict[str, str], tmp_path: Path) -> None:
+    with a_page(browser, url) as page:
+        go(page, f"#/rollouts/{ids['hostile']}")
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Save as one file").click()
+        file = save(download.value, tmp_path)
+    context = browser.new_context(offline=True)
+    alone = context.new_page()
+    complaints: list[str] = []
+    alone.on("pageerror", lambda error: complaints.append(str(error)))
+    alone.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    alone.goto(file.as_uri())
+    expect(alone.locator(".item.said-assistant")).to_contain_text("<script>")
+    for tab, seen in {"Tokens": ".token", "Calls": ".node", "Timeline": "svg.timeline", "Files": ".file-list"}.items():
+        alone.get_by_role("link", name=tab, exact=True).click()
+        expect(alone.locator(seen).first).to_be_visible()
+    assert alone.title() != "owned"
+    context.close()
+    assert complaints == [], complaints
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_a_narrow_screen(browser: Browser, url: str, ids: dict[str, str], scheme: str) -> None:
+    with a_page(browser, url, viewport={"width": 360, "height": 740}, color_scheme=scheme) as page:
+        for place in ("rollouts", "groups", f"rollouts/{ids['solve']}", f"rollouts/{ids['solve']}/tokens/c1"):
+            go(page, f"#/{place}")
+            expect(page.locator("main > .view")).to_be_visible()
+            page.wait_for_load_state("networkidle")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 360, place
+
+
+def test_the_first_view_is_small(browser: Browser, url: str) -> None:
+    sizes: list[int] = []
+    context = browser.new_context()
+    page = context.new_page()
+    page.on("requestfinished", lambda request: sizes.append(request.sizes()["responseBodySize"]))
+    page.goto(f"{url}/web/?token={TOKEN}")
+    expect(page.locator(".rollouts .virtual .row").first).to_be_visible()
+    context.close()
+    assert 0 < sum(sizes) < 200_000
