@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
-
 from scripts.browser import find_browser
 
 from .processes import quiet_environment

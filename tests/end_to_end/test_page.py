@@ -224,14 +224,17 @@ def test_surprise_is_drawn_and_coloured(page: Page, ids: dict[str, str]) -> None
     expect(page.get_by_role("img", name="Entropy of each sampled token of c1")).to_be_visible()
     sampled = page.locator("[aria-label='Sampled tokens'] .token")
     expect(sampled.first).to_be_visible()
-    shades = sampled.evaluate_all("tokens => new Set(tokens.map(each => getComputedStyle(each).backgroundColor)).size")
+    shades = sampled.evaluate_all(
+        "tokens => new Set(tokens.map(each => getComputedStyle(each).backgroundColor)).size"
+    )
     assert shades > 5
     page.get_by_label("Colour tokens by").select_option("none")
     assert sampled.evaluate_all("all => new Set(all.map(each => getComputedStyle(each).backgroundColor)).size") == 1
 
 
 @pytest.mark.parametrize(
-    ("task", "label"), [("compact", "compaction"), ("subagent", "subagent"), ("retry", "retried"), ("branch", "branch")]
+    ("task", "label"),
+    [("compact", "compaction"), ("subagent", "subagent"), ("retry", "retried"), ("branch", "branch")],
 )
 def test_the_graph_names_what_a_call_was(page: Page, ids: dict[str, str], task: str, label: str) -> None:
     go(page, f"#/rollouts/{ids[task]}/graph")
@@ -315,7 +318,9 @@ def test_tools_have_forms(browser: Browser, echo_url: str) -> None:
 # -- share, looks -----------------------------------------------------------------------------------
 
 
-def test_a_shared_file_opens_without_a_server(browser: Browser, url: str, ids: dict[str, str], tmp_path: Path) -> None:
+def test_a_shared_file_opens_without_a_server(
+    browser: Browser, url: str, ids: dict[str, str], tmp_path: Path
+) -> None:
     with a_page(browser, url) as page:
         go(page, f"#/rollouts/{ids['hostile']}")
         with page.expect_download() as download:
@@ -328,7 +333,12 @@ def test_a_shared_file_opens_without_a_server(browser: Browser, url: str, ids: d
     alone.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
     alone.goto(file.as_uri())
     expect(alone.locator(".item.said-assistant")).to_contain_text("<script>")
-    for tab, seen in {"Tokens": ".token", "Calls": ".node", "Timeline": "svg.timeline", "Files": ".file-list"}.items():
+    for tab, seen in {
+        "Tokens": ".token",
+        "Calls": ".node",
+        "Timeline": "svg.timeline",
+        "Files": ".file-list",
+    }.items():
         alone.get_by_role("link", name=tab, exact=True).click()
         expect(alone.locator(seen).first).to_be_visible()
     assert alone.title() != "owned"

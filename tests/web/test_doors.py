@@ -1,6 +1,7 @@
 """The page in a server and in a plane: what it offers there, and whose token opens it."""
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import paddock.web
 from environments import Adder
 from paddock import create_app
 from paddock.config import Access, Limits, ServerConfig, read_variables
@@ -212,3 +214,18 @@ def test_the_page_is_answered_by_whichever_worker_is_asked(recorded: Path) -> No
         browser.app.state.service.colleagues = None
 
     asyncio.run(served(recorded, look))
+
+
+def test_the_page_names_all_its_modules_so_that_they_come_at_once() -> None:
+    static = Path(paddock.web.__file__).parent / "static"
+    named = set(re.findall(r'href="js/(\w+\.js)"', (static / "index.html").read_text())) | {"main.js"}
+    assert named == {path.name for path in (static / "js").iterdir()}
+
+
+def test_an_app_that_asks_for_the_page_by_environment_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def paths() -> set[str]:
+        return {getattr(route, "path", "") for route in create_app(Adder).router.routes}
+
+    assert "/web" not in paths()
+    monkeypatch.setenv("ENABLE_WEB_INTERFACE", "yes")
+    assert "/web" in paths()

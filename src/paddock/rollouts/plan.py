@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from paddock.errors import ConfigError
 from paddock.rollouts.limits import Budget, Timeouts
 from paddock.rollouts.sandbox import choose_backend
+from paddock.rollouts.weights import Weights
 
 if TYPE_CHECKING:
     from paddock.rollouts.agents.base import Agent
@@ -33,8 +34,12 @@ class Plan:
     """Replaces the task's deadline for the agent alone."""
     thinking: bool | None = None
     temperature: float | None = 1.0
+    top_logprobs: int = 1
+    """How many alternatives to keep for each sampled token; 0 to 20."""
     context_tokens: int = 32768
     """How long the agent may believe a conversation can get."""
+    weights: Weights = field(default_factory=Weights, compare=False)
+    """Whose version each call keeps, where the engine does not tell it."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Strings that must appear in no record, beside the keys known anyway."""
 
@@ -55,5 +60,7 @@ class Plan:
             "agent_timeout": self.agent_timeout,
             "thinking": self.thinking,
             "temperature": self.temperature,
+            "top_logprobs": self.top_logprobs,
             "context_tokens": self.context_tokens,
+            "weight_version": self.weights.current(),
         }

@@ -97,7 +97,8 @@ class Rollout:
         self._describe()
         try:
             await self._store.run(self._store.begin, self.record)
-            await self._stages()
+            async with self._store.aborts.heeded(self.id, self.abort):
+                await self._stages()
         except asyncio.CancelledError:
             self._end(Outcome.CANCELLED, self._aborted or "cancelled")
             if self._aborted is None:
@@ -191,6 +192,8 @@ class Rollout:
             budget=plan.budget,
             thinking=plan.thinking,
             temperature=plan.temperature,
+            top_logprobs=plan.top_logprobs,
+            weights=plan.weights,
             call_timeout=self._timeouts.model_call,
             deadline=deadline,
         )
@@ -363,10 +366,11 @@ class Rollout:
     async def _finish(self) -> None:
         self._count_calls()
         self.record.stage = "done"
-        self.record.finished_at = time.time()
+        self.record.finished_at = self.record.finished_at or time.time()
         if self._writes:
             await asyncio.wait(self._writes)
         await self._store.run(self._store.finish, self.record)
+        self._store.aborts.settle(self.id)
         self._changed("outcome", {"outcome": self.record.outcome, "reward": self.record.reward})
         if self._writes:
             await asyncio.wait(self._writes)

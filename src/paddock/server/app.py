@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -81,6 +82,9 @@ def create_app(
     )
     app.add_middleware(Gate, service=service)
     app.state.service = service
+    if config is None and read_variables().web:
+        # The page stands above the server, which knows no more of it than where its door is.
+        importlib.import_module("paddock.web.doors").page_in_server(app)
     return app
 
 

@@ -84,6 +84,7 @@ def rerun(record: RolloutRecord) -> str:
         ("--sandbox", record.sandbox, "bwrap"),
         ("--mode", record.mode, "transparent_proxy"),
         ("--temperature", config.get("temperature"), 1.0),
+        ("--top-logprobs", config.get("top_logprobs"), 1),
         ("--agent-timeout", config.get("agent_timeout"), None),
     ):
         if value is not None and value != usual and value != "":

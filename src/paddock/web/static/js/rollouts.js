@@ -35,7 +35,7 @@ export function outcomeTag(row) {
 }
 
 /** @param {import("./router.js").Place} place @param {AbortSignal} signal */
-export async function rolloutsView(place, signal) {
+export function rolloutsView(place, signal) {
   /** @type {Record<string, any>} */
   const filters = Object.fromEntries(FILTERS.map((name) => [name, place.query.get(name) ?? ""]));
   let sort = place.query.get("sort") ?? "started";
@@ -113,7 +113,7 @@ export async function rolloutsView(place, signal) {
     show();
   }
 
-  const form = await filterForm(filters, choose, clearFilters, signal);
+  const form = filterForm(filters, choose, clearFilters, signal);
   useKeys(
     [
       { keys: "j", does: "Next rollout", run: () => list.move(1) },
@@ -234,17 +234,36 @@ function taskTable(tasks, choose) {
   return h("div", { class: "scroll-x" }, h("table", { class: "plain" }, h("thead", null, h("tr", null, head.map((title) => h("th", { scope: "col" }, title)))), h("tbody", null, rows)));
 }
 
-/** @param {Record<string, any>} filters @param {(name: string, value: string) => void} choose @param {() => void} reset @param {AbortSignal} signal */
-async function filterForm(filters, choose, reset, signal) {
-  const facets = await get("facets", {}, signal);
-  /** @param {string} name @param {string} title @param {{name: string, count: number}[]} options */
-  const select = (name, title, options) =>
+/** The choices of the selects come when the server has counted them. @param {Record<string, any>} filters @param {(name: string, value: string) => void} choose @param {() => void} reset @param {AbortSignal} signal */
+function filterForm(filters, choose, reset, signal) {
+  /** @param {string} name @param {string} title */
+  const select = (name, title) =>
     h(
       "select",
       { name, "aria-label": title, onchange: (/** @type {any} */ event) => choose(name, event.target.value) },
       h("option", { value: "" }, title),
-      options.map((option) => h("option", { value: option.name, selected: option.name === filters[name] }, `${option.name} (${count(option.count)})`)),
+      filters[name] ? h("option", { value: filters[name], selected: true }, filters[name]) : null,
     );
+  /** @type {Record<string, HTMLSelectElement>} */
+  const selects = {
+    tasks: select("task", "Any task"),
+    agents: select("agent", "Any agent"),
+    models: select("model", "Any model"),
+    outcomes: select("outcome", "Any outcome"),
+    batches: select("batch", "Any batch"),
+  };
+  get("facets", {}, signal)
+    .then((facets) => {
+      for (const [name, element] of Object.entries(selects)) {
+        const chosen = element.value;
+        const options = facets[name].map((/** @type {any} */ option) => h("option", { value: option.name, selected: option.name === chosen }, `${modelName(option.name)} (${count(option.count)})`));
+        element.replaceChildren(/** @type {Node} */ (element.firstChild), ...options);
+        element.hidden = !options.length;
+      }
+    })
+    .catch(() => {
+      // Without choices the search still finds everything; the table tells what is wrong with the server.
+    });
   /** @param {string} name @param {string} title */
   const number = (name, title) =>
     h("input", { name, type: "number", step: "any", placeholder: title, "aria-label": title, value: filters[name], onchange: (/** @type {any} */ event) => choose(name, event.target.value) });
@@ -266,11 +285,7 @@ async function filterForm(filters, choose, reset, signal) {
     "form",
     { class: "filters", role: "search", "aria-label": "Filters", onsubmit: (/** @type {Event} */ event) => event.preventDefault() },
     search,
-    select("task", "Any task", facets.tasks),
-    select("agent", "Any agent", facets.agents),
-    select("model", "Any model", facets.models),
-    select("outcome", "Any outcome", facets.outcomes),
-    facets.batches.length ? select("batch", "Any batch", facets.batches) : null,
+    Object.values(selects),
     number("min_reward", "Reward from"),
     number("max_reward", "Reward to"),
     h(
