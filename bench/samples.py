@@ -36,7 +36,7 @@ class Sample:
 Load = Callable[[Server], Sample]
 
 
-def press(server: Server, program: str, *, python: str = sys.executable, **options: float) -> Sample:
+def press(server: Server, program: str, *, python: str = sys.executable, **options: float | str) -> Sample:
     """Run the load generator `bench.load.PROGRAM` against a server and return what it saw.
 
     Raises:
@@ -48,7 +48,7 @@ def press(server: Server, program: str, *, python: str = sys.executable, **optio
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=OVERHEAD_SECONDS + options.get("seconds", 0.0),
+        timeout=OVERHEAD_SECONDS + float(options.get("seconds", 0.0)),
         check=False,
     )
     if result.returncode != 0:
@@ -56,7 +56,7 @@ def press(server: Server, program: str, *, python: str = sys.executable, **optio
     return Sample(**json.loads(result.stdout))
 
 
-def load_command(server: Server, program: str, *, python: str = sys.executable, **options: float) -> list[str]:
+def load_command(server: Server, program: str, *, python: str = sys.executable, **options: float | str) -> list[str]:
     """The command line of a load generator."""
     command = [python, "-m", f"bench.load.{program}", "--url", server.url]
     for name, value in options.items():

@@ -5,15 +5,22 @@ import sys
 import time
 
 PYTHON = sys.executable
+TESTS = [PYTHON, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
 STEPS = {
     "style": [
         [PYTHON, "-m", "ruff", "check", "."],
         [PYTHON, "-m", "ruff", "format", "--check", "."],
     ],
     "types": [[PYTHON, "-m", "mypy"]],
-    "core": [[PYTHON, "-m", "pytest", "-q", "-m", "not end_to_end"]],
-    "end-to-end": [[PYTHON, "-m", "pytest", "-q", "-m", "end_to_end"]],
+    "core": [[*TESTS, "-m", "not end_to_end"]],
+    "end-to-end": [[*TESTS, "-m", "end_to_end"]],
 }
+FETCH = [
+    [PYTHON, "scripts/peers.py"],
+    [PYTHON, "-m", "paddock", "agents", "--install", "all"],
+    [PYTHON, "scripts/browser.py"],
+]
+"""Other people's programs that the end-to-end suite needs."""
 
 
 def main(names: list[str]) -> int:
@@ -24,10 +31,11 @@ def main(names: list[str]) -> int:
     failed = []
     chosen = names or list(STEPS)
     # Installing takes minutes and little processor time: it goes on beside the steps that do not need it.
-    peers = subprocess.Popen([PYTHON, "scripts/peers.py"]) if "end-to-end" in chosen else None
+    fetching = [subprocess.Popen(command) for command in FETCH] if "end-to-end" in chosen else []
     for name in chosen:
-        if name == "end-to-end" and peers is not None:
-            peers.wait()
+        if name == "end-to-end":
+            for process in fetching:
+                process.wait()
         began = time.monotonic()
         passed = all(subprocess.run(command, check=False).returncode == 0 for command in STEPS[name])
         print(f"{name}: {'passed' if passed else 'FAILED'} in {time.monotonic() - began:.0f} s", file=sys.stderr)

@@ -8,6 +8,7 @@ import fcntl
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -19,8 +20,36 @@ REQUIREMENTS = {
     "mcp2": ["mcp==2.3.0"],
     "fastmcp": ["fastmcp==4.1.2"],
     "fleet": ["fleet-python==0.2.133", "mcp==1.24.0"],
+    "vendors": ["openai==3.49.0", "anthropic==2.8.0", "google-genai==3.1.0"],
     "both": ["openenv==0.10.0", "--editable", str(REPOSITORY)],
+    "e2b": ["e2b==2.63.0", "e2b-code-interpreter==2.11.5", "--editable", f"{REPOSITORY}[rollouts]"],
+    "trl": [
+        *("trl==1.16.0", "torch==2.13.0", "transformers==5.22.2", "datasets==5.2.0", "accelerate==1.15.0"),
+        *("--editable", f"{REPOSITORY}[rollouts]"),
+    ],
+    # Each of these drags in gigabytes that only a GPU needs; here is what importing their data types takes.
+    "trainers": [
+        *("--no-deps", "--ignore-requires-python"),
+        *("verl==0.9.1", "skyrl==0.4.0", "skyrl-gym==0.4.0", "tinker==0.36.0", "tinker-cookbook==0.5.8"),
+        *("verifiers==0.4.0", "harbor==0.25.0"),
+        *("aiofiles==25.1.0", "anthropic==2.8.0", "antlr4-python3-runtime==4.9.3", "blobfile==3.3.0"),
+        *("cachetools==8.0.0", "certifi", "charset-normalizer==3.5.2", "chz==0.4.0", "cloudpathlib==0.26.0"),
+        *("cloudpickle==3.1.2", "codetiming==1.4.0", "connectrpc==0.11.1", "distro==1.9.0"),
+        *("docstring_parser==0.18.0", "fastapi==0.162.4", "func-timeout", "httpx==0.28.1", "hydra-core==1.3.8"),
+        *("jaxtyping==0.3.11", "jiter==0.19.0", "jsonschema==4.26.0", "jsonschema-specifications==2025.9.1"),
+        *("latex2sympy2_extended==1.11.0", "loguru==0.7.3", "lxml==6.1.3", "math-verify==0.9.0", "msgpack==1.2.4"),
+        *("omegaconf==2.4.0", "openai==3.49.0", "opentelemetry-api==1.45.2", "pillow==13.0.0"),
+        *("prime-pydantic-config==0.4.3", "prime-sandboxes==0.5.1", "protobuf==7.36.2", "protobuf-py==0.1.1"),
+        *("protobuf-py-ext==0.1.1", "pybase64==1.5.1", "pyqwest==0.12.0", "pyvers==0.2.3", "ray==2.56.0"),
+        *("referencing==0.37.0", "renderers==0.1.12", "requests==2.34.2", "rpds-py==2026.9.1", "sniffio==1.3.1"),
+        *("tenacity==9.2.1", "tensordict==0.15.3", "tomli_w==1.2.0", "torchdata==0.11.0", "urllib3==2.8.0"),
+        "wadler_lindig==0.1.8",
+    ],
 }
+ABOVE = {"trainers": "trl"}
+"""An environment that also sees the packages of another: torch is installed once."""
+OPTIONAL = {"verifiers": ["verifiers==0.4.0"]}
+"""Built only when they are asked for by name: too heavy for every run. What needs them is skipped without them."""
 
 
 def peer_python(name: str) -> Path:
@@ -32,10 +61,11 @@ def peer_python(name: str) -> Path:
     root = PEERS / name
     ready = PEERS / f"{name}.ready"
     PEERS.mkdir(exist_ok=True)
+    below = peer_python(ABOVE[name]) if name in ABOVE else None
     with (PEERS / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not ready.exists() or ready.read_text() != recipe(name):
-            build(root, REQUIREMENTS[name])
+            build(root, {**REQUIREMENTS, **OPTIONAL}[name], below)
             # Written last, so a build that was interrupted is never mistaken for a finished one.
             ready.write_text(recipe(name))
     return root / "bin" / "python"
@@ -43,19 +73,29 @@ def peer_python(name: str) -> Path:
 
 def recipe(name: str) -> str:
     """What the environment is made from: it is rebuilt when this changes."""
-    requirements = REQUIREMENTS[name]
-    sources = (REPOSITORY / "pyproject.toml").read_text() if "--editable" in requirements else ""
-    return "\n".join([*requirements, sources])
+    requirements = {**REQUIREMENTS, **OPTIONAL}[name]
+    if "--editable" not in requirements:
+        return "\n".join([*requirements, ""])
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return "\n".join([*requirements, *project["dependencies"], *project["optional-dependencies"]["rollouts"]])
 
 
-def build(root: Path, requirements: list[str]) -> None:
+def build(root: Path, requirements: list[str], below: Path | None = None) -> None:
     print(f"building .peers/{root.name} with {' '.join(requirements)} …", file=sys.stderr, flush=True)
     if root.is_symlink():
         root.unlink()
     shutil.rmtree(root, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", root], check=True)
+    if below is not None:
+        own, seen = (packages(python.parent.parent) for python in (root / "bin" / "python", below))
+        (own / "below.pth").write_text(f"import site; site.addsitedir({str(seen)!r})\n")
     install = [str(root / "bin" / "python"), "-m", "pip", "install", "--quiet", *requirements]
     subprocess.run(install, check=True, stdout=sys.stderr)
+
+
+def packages(root: Path) -> Path:
+    """Where an environment keeps what is installed in it."""
+    return next((root / "lib").glob("python*/site-packages"))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import uvloop
 Report = dict[str, float]
 
 
-def arguments(description: str | None, **defaults: float) -> argparse.Namespace:
+def arguments(description: str | None, **defaults: float | str) -> argparse.Namespace:
     """Parse `--url` and one option for each default, of the default's type."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--url", required=True, help="http://host:port of the server")

@@ -23,12 +23,13 @@ class SteppingSession(Session):
         """Set from the first step to the answer to the last one."""
 
         self.last_answer = b""
+        self.step = STEP
         self._sent = 0.0
 
     def begin(self, meter: Meter) -> None:
         self.meter = meter
         self._sent = time.perf_counter()
-        self.transport.send(WSMsgType.TEXT, STEP)
+        self.transport.send(WSMsgType.TEXT, self.step)
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         meter = self.meter
@@ -45,7 +46,7 @@ class SteppingSession(Session):
         else:
             meter.latencies.append(now - self._sent)
             self._sent = now
-            transport.send(WSMsgType.TEXT, STEP)
+            transport.send(WSMsgType.TEXT, self.step)
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         super().on_ws_disconnected(transport)
@@ -53,10 +54,12 @@ class SteppingSession(Session):
             self.meter.fail("the server closed a session while it was stepped")
 
 
-async def step_sessions(url: str, count: int, seconds: float) -> Report:
+async def step_sessions(url: str, count: int, seconds: float, action: str) -> Report:
     sessions = await open_sessions(SteppingSession, url, count)
     meter = Meter()
     for session in sessions:
+        if action:
+            session.step = f'{{"type":"step","data":{action}}}'.encode()
         session.begin(meter)
     report = await meter.measure(WARM_UP_SECONDS, seconds)
     await _drain(sessions)
@@ -75,6 +78,6 @@ async def _drain(sessions: list[SteppingSession]) -> None:
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__, sessions=16, seconds=2.0)
+    options = arguments(__doc__, sessions=16, seconds=2.0, action="")
     gc.disable()
-    run(step_sessions(websocket_url(options.url), options.sessions, options.seconds))
+    run(step_sessions(websocket_url(options.url), options.sessions, options.seconds, options.action))

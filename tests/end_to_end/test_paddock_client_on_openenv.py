@@ -1,9 +1,13 @@
 """Paddock's clients work on OpenEnv's own servers."""
 
+from pathlib import Path
+
 import pytest
 
 from paddock import Client, SyncClient
 from paddock.errors import CapacityReached, InvalidMessage, ToolFailure
+from paddock.rollouts.loop.environment import EnvironmentScene
+from rollouts.loop.scenes import played, turns
 
 from .processes import Server
 from .wire import occupied
@@ -81,3 +85,20 @@ async def test_an_unknown_tool_raises(openenv_echo: Server) -> None:
         await env.reset()
         with pytest.raises(ToolFailure, match="nope"):
             await env.call_tool("nope")
+
+
+async def test_the_loop_plays_an_episode(openenv_counter: Server, tmp_path: Path) -> None:
+    acts = [{"tool": "act", "arguments": {"amount": amount}} for amount in (4, 6)]
+    scene = EnvironmentScene(openenv_counter.url, "Reach ten.", seed=1)
+    record, _, store = await played(tmp_path, scene, turns(*acts))
+    store.close()
+    assert (record.outcome, record.reward, record.calls, record.trainable_calls) == ("ok", 10.0, 2, 2)
+    assert '"total":0' in record.transcript[1]["content"]
+
+
+async def test_the_loop_calls_tools(openenv_echo: Server, tmp_path: Path) -> None:
+    calls = [{"tool": "echo_message", "arguments": {"message": "hi"}}, {"text": "Done."}]
+    record, _, store = await played(tmp_path, EnvironmentScene(openenv_echo.url, "Echo hi."), turns(*calls))
+    store.close()
+    assert (record.outcome, record.calls) == ("ok", 2)
+    assert record.transcript[3]["content"] == "hi"

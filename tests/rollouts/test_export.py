@@ -48,7 +48,7 @@ def test_only_whole_answers_are_lines() -> None:
     lines = exported("jsonl")
     assert [line["call"] for line in lines] == ["c0", "c6"]
     assert lines[1]["loss_mask"] == [0] * 6 + [1] * 2
-    assert (lines[1]["parent"], lines[1]["shared_tokens"], lines[1]["reward"]) == ("c0", 5, 0.5)
+    assert (lines[1]["continues"], lines[1]["shared_tokens"], lines[1]["reward"]) == ("c0", 5, 0.5)
 
 
 def test_an_unknown_reward_stays_unknown() -> None:

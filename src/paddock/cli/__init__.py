@@ -15,13 +15,22 @@ COMMANDS = {
     "serve": ("paddock.cli.serve", "Serve an environment over HTTP, WebSocket and MCP."),
     "check": ("paddock.cli.check", "Find out what an environment or a server gets wrong."),
     "rollout": ("paddock.cli.rollout", "Run a coding agent on tasks, capture its tokens, score its work."),
+    "agents": ("paddock.cli.agents", "List the agents that can be run, and fetch them."),
     "trace": ("paddock.cli.trace", "Look at rollouts, and take them out of the store."),
+    "view": ("paddock.cli.view", "Look at rollouts in the browser."),
     "fleet": ("paddock.cli.fleet", "Host environments as Fleet does, and run tasks on them."),
+    "e2b": ("paddock.cli.e2b", "Run programs that were written for E2B on this machine."),
     "probe": ("paddock.cli.probe", "Find out what a model endpoint gives back."),
     "new": ("paddock.cli.new", "Start a project for an environment of your own."),
     "doctor": ("paddock.cli.doctor", "Tell what this machine has and lacks."),
 }
-EXTRAS = {"aiohttp": "rollouts", "zstandard": "rollouts"}
+EXTRAS = {
+    "aiohttp": "rollouts",
+    "zstandard": "rollouts",
+    "gymnasium": "gymnasium",
+    "pyarrow": "parquet",
+    "ray": "ray",
+}
 """Packages that the base install does not bring, and the extra that does."""
 INTERRUPTED = 130
 MISSING = 1

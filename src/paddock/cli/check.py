@@ -17,6 +17,7 @@ import click
 from paddock.cli import note, print_json
 from paddock.config import read_variables
 from paddock.errors import ConnectFailed, PaddockError, TargetError
+from paddock.targets import FORMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,7 @@ NOUNS = {"warning": ("warning", "warnings"), "info": ("note", "notes")}
 WIDE_ENOUGH = 120
 
 
-EPILOG = "TARGET: echo | counter | pkg.mod:Class | path/to/file.py:Class | http://host:port | a task folder or name"
+EPILOG = f"TARGET: {FORMS}, http://host:port, or a task folder or name"
 
 
 @click.command("check", epilog=EPILOG)

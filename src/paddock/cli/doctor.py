@@ -46,7 +46,6 @@ EXTRAS = {
     "ray": "clusters",
     "mcp": "the official MCP client",
     "fleet-python": "Fleet's client",
-    "docker": "containers",
     "e2b": "E2B's sandboxes",
     "pyarrow": "Parquet files",
     "logfire": "hosted telemetry",
@@ -276,16 +275,47 @@ def sandbox() -> Finding:
     return Finding("sandbox", "missing", problem, "rollouts need it, or --sandbox process --unsafe")
 
 
+def container_engine() -> Finding:
+    """Whether an engine answers; sandboxes in containers need one, and no package."""
+    import asyncio
+
+    name = "container engine"
+    try:
+        from paddock.rollouts.sandbox.engine import Engine
+    except ImportError as error:
+        return Finding(name, "missing", f"needs {error.name}", "pip install 'paddock[rollouts]'")
+
+    async def ask() -> str:
+        async with asyncio.timeout(PATIENCE), Engine() as engine:
+            return f"{engine.name or 'answers'}, API {engine.version} ({engine.address})"
+
+    try:
+        return Finding(name, "ok", asyncio.run(ask()))
+    except (SandboxError, TimeoutError) as error:
+        hint = error.hint if isinstance(error, SandboxError) else None
+        return Finding(name, "missing", f"{error or 'it does not answer'}: no --sandbox docker", hint)
+
+
+def e2b_service() -> Finding:
+    """Whether E2B's SDK would know where to go. Nobody is asked: that would make a sandbox, which costs."""
+    where = os.environ.get("E2B_API_URL") or os.environ.get("E2B_DOMAIN") or "e2b.app"
+    if not os.environ.get("E2B_API_KEY"):
+        hint = "set it for E2B's cloud, or run a server of your own: paddock e2b up"
+        return Finding("e2b service", "missing", "E2B_API_KEY is not set: no --sandbox e2b", hint)
+    return Finding("e2b service", "ok", f"there is a key for {where}")
+
+
 def opencode() -> Finding:
     from paddock.rollouts.agents.install import agents_folder
-    from paddock.rollouts.agents.opencode import VERSION
+    from paddock.rollouts.agents.opencode import OpenCode
 
-    kept = list(agents_folder().glob(f"opencode-*-{VERSION}/opencode"))
+    version = OpenCode.version
+    kept = list(agents_folder().glob(f"opencode-*-{version}/opencode"))
     if os.environ.get("PADDOCK_OPENCODE"):
         return Finding("opencode", "ok", f"{os.environ['PADDOCK_OPENCODE']} (PADDOCK_OPENCODE)")
     if kept:
-        return Finding("opencode", "ok", f"{VERSION} ({kept[0]})")
-    return Finding("opencode", "missing", f"{VERSION} is not in the cache", "the first rollout fetches it with npm")
+        return Finding("opencode", "ok", f"{version} ({kept[0]})")
+    return Finding("opencode", "missing", f"{version} is not in the cache", "the first rollout fetches it with npm")
 
 
 def user_namespaces() -> Finding:
@@ -333,7 +363,9 @@ def first_line(command: list[str]) -> str:
 BASICS: tuple[Callable[[], Finding], ...] = (
     python, paddock, uvloop, httptools, picows, port, open_files, cpus, memory, disk,
 )  # fmt: skip
-PROGRAMS: tuple[Callable[[], Finding], ...] = (bubblewrap, user_namespaces, sandbox, node, npm, opencode)
+PROGRAMS: tuple[Callable[[], Finding], ...] = (
+    bubblewrap, user_namespaces, sandbox, container_engine, e2b_service, node, npm, opencode,
+)  # fmt: skip
 
 
 def print_table(findings: list[Finding]) -> None:

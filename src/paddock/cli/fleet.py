@@ -10,6 +10,8 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -22,7 +24,6 @@ from paddock.errors import ConfigError, TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from paddock.fleet.control import HostedEnvironment
 
@@ -72,6 +73,8 @@ def command() -> None:
     "--env", "environments", multiple=True, metavar="KEY=TARGET[@VERSION]", help="What to host. Repeatable."
 )
 @click.option("--faults", is_flag=True, help="Offer /_lab/faults, which breaks things on purpose. Loopback only.")
+@click.option("--web", is_flag=True, help="Offer the page at /web/.")
+@click.option("--store", type=click.Path(path_type=Path), help="Whose rollouts the page shows. Also: PADDOCK_STORE.")
 @click.option("--log-level", default="warning", show_default=True, help="debug, info, warning or error.")
 @state_option
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
@@ -84,6 +87,8 @@ def up(
     warm: int,
     environments: tuple[str, ...],
     faults: bool,
+    web: bool,
+    store: Path | None,
     log_level: str,
     state: Path | None,
     as_json: bool,
@@ -109,6 +114,11 @@ def up(
         warm=warm,
         faults=faults,
     )
+    extend = None
+    if web:
+        from paddock.web.doors import page_in_plane
+
+        extend = partial(page_in_plane, folder=store)
     with ExitStack() as until_the_end:
 
         def announce(url: str, _: str) -> None:
@@ -122,8 +132,10 @@ def up(
             note(f"plane at {url}  ({', '.join(names)}; up to {instance_limit} instances)   stop: Ctrl-C")
             shown = f"$(cat {folder / KEY_FILE})" if made_up else "(the key you gave)"
             note(f"  clients: export FLEET_BASE_URL={url} FLEET_API_KEY={shown}")
+            if web:
+                note(f"  page: {url}/web/?token={shown}")
 
-        serve_plane(settings, announce)
+        serve_plane(settings, announce, extend=extend)
 
 
 def with_usual(written: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from paddock.cli import INTERRUPTED, complain, note, print_json
 from paddock.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from paddock.rollouts.batch import BatchResult
 
@@ -41,15 +41,23 @@ def command() -> None:
 
 
 @command.command("run")
-@click.argument("tasks", nargs=-1, required=True, metavar="TASK…")
-@click.option("--agent", default="opencode", show_default=True, help="opencode, or command:PROGRAM.")
+@click.argument("tasks", nargs=-1, metavar="TASK…")
+@click.option(
+    "--agent", default="opencode", show_default=True, help="A name of `paddock agents`, or command:PROGRAM."
+)
+@click.option("--env", help="Where the agent loop works: a URL, or a target of `paddock serve`.")
+@click.option("--prompt", help="The instruction, in place of a TASK.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the environment. Default: what the task says.")
+@click.option("--max-steps", default=50, show_default=True, help="Tool calls that the agent loop may make.")
 @click.option("--driver", type=click.Choice(["run", "serve"]), help="How the agent is driven.")
 @click.option("--model", required=True, help="URL, replay:FILE, local, vllm://REPO or hf-router://REPO:PROVIDER.")
 @click.option("--model-name", help="The model's name at the URL. Default: the first it lists.")
 @click.option("--vllm-url", help="Where the server of a vllm:// model is.")
 @click.option("-n", "--repeat", "n", default=1, show_default=True, help="Rollouts of each task.")
 @click.option("--parallel", default=2, show_default=True, help="Rollouts at a time.")
-@click.option("--sandbox", default="bwrap", show_default=True, help="bwrap, or process (isolates nothing).")
+@click.option(
+    "--sandbox", default="bwrap", show_default=True, help="bwrap, docker, e2b, or process (isolates nothing)."
+)
 @click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
 @click.option("--mode", default="transparent_proxy", show_default=True, help="transparent_proxy, or black_box.")
 @click.option("--max-tokens", default=4096, show_default=True, help="Tokens that one call may sample.")
@@ -57,14 +65,27 @@ def command() -> None:
 @click.option("--max-completion-tokens", type=int, help="Tokens that one rollout may sample in all.")
 @click.option("--agent-timeout", type=float, help="Seconds for the agent. Default: what the task says.")
 @click.option("--temperature", default=1.0, show_default=True, help="Temperature of every call.")
+@click.option("--top-logprobs", default=1, show_default=True, help="Alternatives to keep for each token, up to 20.")
 @click.option("--thinking/--no-thinking", default=None, help="Turn the model's thinking on or off.")
 @click.option("--context", "context_tokens", default=32768, show_default=True, help="Context the agent plans with.")
+@click.option("--weight-version", help="Version of the model's weights, kept with calls whose engine tells none.")
 @click.option("--retries", type=int, help="New tries after a failure outside the policy. Default: 2; lone: 0.")
 @click.option("--resume", "batch_id", metavar="BATCH", help="Go on with a batch that was stopped.")
 @click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each rollout, as it ends.")
-def run(tasks: tuple[str, ...], as_json: bool, max_tokens: int, max_calls: int, **options: Any) -> int:
+def run(
+    tasks: tuple[str, ...],
+    prompt: str | None,
+    env: str | None,
+    max_steps: int,
+    as_json: bool,
+    max_tokens: int,
+    max_calls: int,
+    **options: Any,
+) -> int:
     """Run rollouts of TASK: a task folder, a folder of them, a .jsonl file, or a shipped task's name.
+
+    With --agent loop the model works in the environment --env through its tools, and the environment scores it.
 
     The key of the model is read from PADDOCK_MODEL_API_KEY (or OPENAI_API_KEY, HF_TOKEN), and never
     enters the sandbox. Ends with 0 if every rollout has outcome ok, with 1 if not.
@@ -72,11 +93,19 @@ def run(tasks: tuple[str, ...], as_json: bool, max_tokens: int, max_calls: int, 
     from paddock.cli.progress import RolloutProgress
     from paddock.rollouts.batch import new_batch_id
     from paddock.rollouts.limits import Budget
+    from paddock.rollouts.loop.agent import LoopAgent, LoopLimits
     from paddock.rollouts.runs import run_batch
     from paddock.rollouts.shown import summarize
+    from paddock.rollouts.task import Task
     from paddock.rollouts.taskset import load_tasks
 
-    chosen = [task for spec in tasks for task in load_tasks(spec)]
+    chosen = [task for spec in tasks for task in load_tasks(spec)] + ([Task(prompt)] if prompt else [])
+    if not chosen:
+        raise ConfigError("no task is given", hint="name a TASK, or say --prompt what to do")
+    if env is not None:
+        options["env"] = find_environment(env)
+    if options["agent"] == LoopAgent.name:
+        options["agent"] = LoopAgent(LoopLimits(steps=max_steps))
     budget = Budget(
         calls=max_calls,
         completion_tokens=options.pop("max_completion_tokens"),
@@ -108,12 +137,23 @@ def run(tasks: tuple[str, ...], as_json: bool, max_tokens: int, max_calls: int, 
     return 0 if all(record.outcome == "ok" for record in result.records) else BROKEN
 
 
+def find_environment(named: str) -> str | Callable[[], Any]:
+    """A URL as it is, a target as what makes its environments."""
+    if named.startswith(("http://", "https://")):
+        return named
+    from paddock.targets import load_target
+
+    return load_target(named)[0]
+
+
 @command.command("reverify")
 @click.argument("rollout_id", metavar="ID")
 @click.option("--tests", type=click.Path(path_type=Path, exists=True), help="A tests folder, or a test.sh.")
 @click.option("--task", "task_spec", help="A task whose tests to use, as in `paddock rollout TASK`.")
 @click.option("--timeout", default=300.0, show_default=True, help="Seconds for the tests.")
-@click.option("--sandbox", default="bwrap", show_default=True, help="bwrap, or process (isolates nothing).")
+@click.option(
+    "--sandbox", default="bwrap", show_default=True, help="bwrap, docker, e2b, or process (isolates nothing)."
+)
 @click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
 @click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
 @click.option("--json", "as_json", is_flag=True, help="Print the score as JSON.")

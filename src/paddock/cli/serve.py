@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 
 import click
 
 from paddock.cli import note, print_json
 from paddock.config import MEBIBYTE, Access, Limits, ServerConfig, parse_mode, read_variables
 from paddock.errors import ConfigError
+from paddock.targets import FORMS
 
 
-@click.command("serve", epilog="TARGET: echo | counter | pkg.mod:Class | path/to/file.py:Class")
+@click.command("serve", epilog=f"TARGET: {FORMS}")
 @click.argument("target")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, help="Port to listen on; 0 takes any free one.")
@@ -45,17 +47,43 @@ from paddock.errors import ConfigError
 @click.option("--max-message-mb", default=100, show_default=True, help="Largest message, in MiB.")
 @click.option("--threads", default=64, show_default=True, help="Threads for environments that are not async.")
 @click.option("--workers", default=1, show_default=True, help="Processes that share the port and the capacity.")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="ray: place hosts over a Ray cluster, behind one door.",
+)
+@click.option("--hosts", default="1", show_default=True, help="With ray: how many hosts, or auto (with the queue).")
+@click.option("--min-hosts", type=int, help="With --hosts auto: keep at least so many. Default: 1.")
+@click.option("--max-hosts", type=int, help="With --hosts auto: at most so many. Default: one for each node's CPU.")
+@click.option("--host-cpus", default=1.0, show_default=True, help="With ray: CPUs that a host takes of its node.")
+@click.option("--host-memory", type=int, help="With ray: MiB that a host takes of its node.")
+@click.option("--host-resources", help='With ray: custom resources of a host, as JSON: {"gpu_node": 1}.')
+@click.option("--ray-address", help="A running cluster, HOST:6379. Also: RAY_ADDRESS. Default: start one here.")
+@click.option("--ship", type=click.Path(path_type=Path), help="With ray: a folder to copy to every node.")
+@click.option(
+    "--door",
+    type=click.Choice(["forward", "redirect"]),
+    default="forward",
+    show_default=True,
+    help="With ray: bring sockets to their host, or send clients there.",
+)
 @click.option("--mode", help="simulation (default) or production: agents get no HTTP reset, step and state.")
 @click.option("--auth-token", help="Token every request must carry. Better: PADDOCK_AUTH_TOKEN.")
 @click.option("--allow-host", multiple=True, help="A host name that is ours, beside the loopback ones.")
 @click.option("--allow-origin", multiple=True, help="A browser origin that may connect.")
+@click.option("--web", is_flag=True, help="Offer the page at /web/. Also: ENABLE_WEB_INTERFACE=true.")
+@click.option("--store", type=click.Path(path_type=Path), help="Whose rollouts the page shows. Also: PADDOCK_STORE.")
 @click.option("--log-level", default="info", show_default=True, help="debug, info, warning or error.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
 def command(
     target: str, host: str, port: int, max_sessions: int | None, session_timeout: float, queue_timeout: float,
     resume_window: float, step_timeout: float, drain_grace: float, max_message_mb: int, threads: int, workers: int,
     mode: str | None, auth_token: str | None, allow_host: tuple[str, ...], allow_origin: tuple[str, ...],
-    log_level: str, as_json: bool,
+    web: bool, store: Path | None, log_level: str, as_json: bool,
+    engine: str, hosts: str, min_hosts: int | None, max_hosts: int | None, host_cpus: float,
+    host_memory: int | None, host_resources: str | None, ray_address: str | None, ship: Path | None, door: str,
 ) -> None:  # fmt: skip
     """Serve an environment over HTTP, WebSocket and MCP until Ctrl-C or SIGTERM."""
     from paddock.server.app import create_app, default_sessions
@@ -66,9 +94,14 @@ def command(
     _log(log_level)
     variables = read_variables()
     make, name = load_target(target)
+    scale = None
+    if engine == "ray":
+        from paddock.cli.serve_ray import read_scale
+
+        scale = read_scale(hosts, min_hosts, max_hosts, ray_address)
     limits = Limits(
         max_sessions=max_sessions if max_sessions is not None else variables.max_sessions
-        or default_sessions(Blueprint(make)),
+        or default_sessions(Blueprint(make)) * (scale.most if scale else 1),
         session_timeout=session_timeout or None,
         queue_timeout=queue_timeout,
         resume_window=resume_window,
@@ -78,20 +111,40 @@ def command(
         threads=threads,
     )  # fmt: skip
     token = auth_token or variables.auth_token
-    hosts = frozenset((*allow_host, host)) if host not in ("0.0.0.0", "::") else frozenset(allow_host)
+    own_names = frozenset((*allow_host, host)) if host not in ("0.0.0.0", "::") else frozenset(allow_host)
     config = ServerConfig(
         limits=limits,
-        access=Access(token=token, hosts=hosts, origins=frozenset(allow_origin)),
+        access=Access(token=token, hosts=own_names, origins=frozenset(allow_origin)),
         mode=parse_mode(mode) if mode else variables.mode,
     )
+    shown = web or variables.web
+    if scale is not None:
+        from paddock.cli.serve_ray import serve_on_cluster
+        from paddock.scale.cluster import Resources, parse_resources
+
+        memory = None if host_memory is None else host_memory * MEBIBYTE
+        resources = Resources(host_cpus, memory, parse_resources(host_resources))
+        serve_on_cluster(
+            target, Blueprint(make), name, config, scale, resources, host=host, port=port, doors=workers, mode=door,
+            ray_address=ray_address, folder=ship, page=shown, as_json=as_json,
+        )  # fmt: skip
+        return
     app = create_app(make, env_name=name, config=config)
+    if shown:
+        from paddock.web.doors import page_in_server
+
+        page_in_server(app, store)
 
     def announce(url: str) -> None:
+        page = f"{url}/web/" if shown else None
         if as_json:
-            print_json({"url": url, "environment": name, "max_sessions": limits.max_sessions, "workers": workers})
+            told = {"url": url, "environment": name, "max_sessions": limits.max_sessions, "workers": workers}
+            print_json(told | ({"page": page} if page else {}))
             sys.stdout.flush()
         note(f"{name} at {url}  ({limits.max_sessions} sessions, {workers} worker{'s' if workers > 1 else ''})")
         note(f"  clients: Client({url!r})   MCP: {url}/mcp   docs: {url}/docs   stop: Ctrl-C")
+        if page:
+            note(f"  page: {page}" + ("?token=… (the token you gave)" if token else ""))
 
     serve(app, host=host, port=port, workers=workers, announce=announce)
 

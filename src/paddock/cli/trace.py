@@ -1,4 +1,4 @@
-"""`paddock trace list|show|export`: what the store knows of rollouts."""
+"""`paddock trace list|show|view|export`: what the store knows of rollouts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.cli import note, print_json
+from paddock.cli.trace_export import command as export_command
 from paddock.errors import StoreError
 
 if TYPE_CHECKING:
@@ -77,28 +78,21 @@ def show_command(rollout_id: str, store: Path | None, as_json: bool) -> int:
     return 0
 
 
-@command.command("export")
-@click.argument("rollout_ids", nargs=-1, metavar="[ID…]")
+@command.command("view")
+@click.argument("rollout_id", metavar="ID")
 @store_option
-@click.option("--to", "form", default="jsonl", show_default=True, help="The form: jsonl, openenv or replay.")
-@click.option("--batch", "batch_id", help="All rollouts of this batch.")
-@click.option("-o", "--output", type=click.File("wb"), default="-", help="A file instead of standard output.")
-@click.option("--json", "as_json", is_flag=True, help="Accepted everywhere; exports are JSON already.")
-def export_command(
-    rollout_ids: tuple[str, ...], store: Path | None, form: str, batch_id: str | None, output: Any, as_json: bool
-) -> int:
-    """Write rollouts in the form that a trainer reads. Without ID, all finished ones."""
-    from paddock.rollouts.export import export_rollout
+@click.option("--no-open", is_flag=True, help="Do not open a browser.")
+@click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
+def view_command(rollout_id: str, store: Path | None, no_open: bool, as_json: bool) -> None:
+    """Look at one rollout in the browser. A unique beginning of the id is enough."""
+    from paddock.cli.view import view
 
-    written = skipped = 0
     with opened(store) as kept:
-        for record in chosen(kept, rollout_ids, batch_id):
-            for line in export_rollout(form, record, kept.calls(record.rollout_id)):
-                output.write(line + b"\n")
-                written += 1
-            skipped += record.reward is None
-    note(f"{written} lines" + (f"; {skipped} rollouts have no reward" if skipped else ""))
-    return 0
+        name = found(kept, rollout_id).rollout_id
+    view(store, opens=not no_open, as_json=as_json, place=f"#/rollouts/{name}")
+
+
+command.add_command(export_command)
 
 
 def opened(store: Path | None) -> Any:
@@ -114,13 +108,6 @@ def found(store: Store, rollout_id: str) -> RolloutRecord:
     if record is None:
         raise StoreError(f"there is no rollout {rollout_id!r}", hint="paddock trace list shows them")
     return record
-
-
-def chosen(store: Store, rollout_ids: tuple[str, ...], batch_id: str | None) -> list[RolloutRecord]:
-    if rollout_ids:
-        return [found(store, rollout_id) for rollout_id in rollout_ids]
-    listed = store.list(batch_id=batch_id, finished=True, limit=1_000_000, newest_first=False)
-    return [found(store, record.rollout_id) for record in listed]
 
 
 def print_list(records: list[RolloutRecord]) -> None:

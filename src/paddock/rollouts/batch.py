@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paddock.errors import ConfigError, StoreError
 from paddock.rollouts.outcome import Outcome
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from paddock.rollouts.plan import Plan
     from paddock.rollouts.store import Store
     from paddock.rollouts.task import Task
+
+    Place: TypeAlias = Callable[..., Rollout]
 
 RETRIES = 2
 """How often a member is run again after a failure that was not the policy's."""
@@ -99,7 +101,7 @@ class BatchResult:
 
 class Batch:
     """Runs the members of a batch. `on_change` hears of every move of every rollout, `on_settled` of the
-    record that a member ends up with."""
+    record that a member ends up with. `place` takes what `Rollout` takes, and makes one that runs elsewhere."""
 
     def __init__(
         self,
@@ -114,6 +116,7 @@ class Batch:
         batch_id: str | None = None,
         on_change: Callable[[Rollout], None] | None = None,
         on_settled: Callable[[RolloutRecord], None] | None = None,
+        place: Place | None = None,
     ) -> None:
         if n < 1 or parallel < 1 or retries < 0:
             raise ConfigError(
@@ -131,6 +134,7 @@ class Batch:
         self._retries = retries
         self._on_change = on_change
         self._on_settled = on_settled
+        self._place = place
 
     async def run(self) -> BatchResult:
         """Every member to its outcome. Cancelling it cancels the rollouts that are under way."""
@@ -147,6 +151,10 @@ class Batch:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(settle(member)) for member in self.members]
         return BatchResult(self.batch_id, [task.result() for task in running])
+
+    def set_weight_version(self, version: str | int | None) -> None:
+        """The model has other weights from now on: calls that begin keep this version."""
+        self.plan.weights.set(version)
 
     def _settled(self) -> dict[tuple[str, str, int], RolloutRecord]:
         """Members of an earlier run of this batch that need not be run again. A task that changed is another."""
@@ -175,11 +183,24 @@ class Batch:
             attempt=attempt,
         )
         try:
-            return await self._make_rollout(member.task, record).run()
+            return await self.rollout(member.task, record).run()
         except StoreError as error:
             # It could not be written down; the others may still have more luck.
             record.outcome, record.error = Outcome.ENVIRONMENT, error.message
             return record
+
+    def rollout(self, task: Task, record: RolloutRecord) -> Rollout:
+        """One that has not begun, of this process or wherever it is placed."""
+        if self._place is None:
+            return self._make_rollout(task, record)
+        return self._place(
+            task,
+            self.plan,
+            store=self._store,
+            upstream=self._upstream,
+            record=record,
+            on_change=self._on_change,
+        )
 
     def _make_rollout(self, task: Task, record: RolloutRecord) -> Rollout:
         return Rollout(

@@ -6,7 +6,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from paddock.rollouts.sandbox import end_leftover, new_sandbox_id, open_sandbox
+from paddock.rollouts.sandbox import end_elsewhere, end_leftover, new_sandbox_id, open_sandbox
 from paddock.rollouts.sandbox.base import host_folder
 from paddock.rollouts.store import SandboxEntry
 from paddock.rollouts.unhurried import unhurried
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def owned_sandbox(
-    store: Store, backend: str, spec: SandboxSpec, *, rollout_id: str, consent: bool, timeout: float
+    store: Store, backend: str, spec: SandboxSpec, *, rollout_id: str | None, consent: bool, timeout: float
 ) -> AsyncIterator[Sandbox]:
     """A sandbox that the ledger knows before it exists. It is gone when the block ends, however it ends."""
     entry = SandboxEntry(new_sandbox_id(), backend, rollout_id, created_at=time.time())
@@ -50,4 +50,5 @@ def recover(store: Store) -> Recovery:
 
 
 def _end(entry: SandboxEntry) -> bool:
-    return end_leftover(entry.host_pid, entry.host_start_time, entry.paths, sandbox_id=entry.sandbox_id)
+    gone = end_leftover(entry.host_pid, entry.host_start_time, entry.paths, sandbox_id=entry.sandbox_id)
+    return end_elsewhere(entry.backend, entry.sandbox_id) and gone

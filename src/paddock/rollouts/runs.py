@@ -6,21 +6,23 @@ process left behind, and close everything again.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import ConfigError, StoreError
 from paddock.rollouts.agents import load_agent
-from paddock.rollouts.batch import RETRIES, Batch, BatchResult
+from paddock.rollouts.batch import RETRIES, BatchResult
 from paddock.rollouts.capture import Upstream
+from paddock.rollouts.engine import LOCAL, find_engine
 from paddock.rollouts.ledger import owned_sandbox, recover
 from paddock.rollouts.limits import Budget
 from paddock.rollouts.models import open_model
 from paddock.rollouts.models.endpoint import Endpoint
-from paddock.rollouts.plan import Plan
+from paddock.rollouts.recipe import Recipe
 from paddock.rollouts.store import Store
 from paddock.rollouts.verifier import Verdict, verify
+from paddock.rollouts.weights import Weights
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paddock.rollouts.agents.base import Agent
+    from paddock.rollouts.engine import Engine
     from paddock.rollouts.record import RolloutRecord
     from paddock.rollouts.rollout import Rollout
     from paddock.rollouts.sandbox.base import Sandbox, SandboxSpec
@@ -46,6 +49,8 @@ async def run_batch(
     model: str | Endpoint,
     agent: str | Agent = "opencode",
     driver: str | None = None,
+    env: str | Callable[[], Any] | None = None,
+    seed: int | None = None,
     model_name: str | None = None,
     api_key: str | None = None,
     vllm_url: str | None = None,
@@ -56,6 +61,8 @@ async def run_batch(
     batch_id: str | None = None,
     store: Store | Path | str | None = None,
     budget: Budget | None = None,
+    weight_version: Weights | str | int | Callable[[], str | int | None] | None = None,
+    engine: str | Engine = LOCAL,
     on_change: Callable[[Rollout], None] | None = None,
     on_settled: Callable[[RolloutRecord], None] | None = None,
     log: Callable[[str], None] | None = None,
@@ -66,28 +73,41 @@ async def run_batch(
     `model` is a URL, `replay:FILE`, `local`, `vllm://repo` or `hf-router://repo:provider`. `settings` are the
     other fields of `Plan`: mode, sandbox, consent, timeouts, agent_timeout, thinking, temperature,
     context_tokens. A `batch_id` that the store knows resumes that batch. `retries` is how often a member that
-    broke outside the policy is run again: by default twice in a batch, and never for a lone rollout.
+    broke outside the policy is run again: by default twice in a batch, and never for a lone rollout (once on
+    `ray`, where its node may be lost). The agent
+    `loop` works in `env`, a URL or what makes an environment, and begins it with `seed`. `weight_version` is kept
+    with each call whose engine does not tell its own: a version, a function that knows it, or `Weights` to set later.
+    `engine` says where they run: `local`, `ray`, or a `RayEngine` with its resources.
     """
+    placing = find_engine(engine)
     driven = load_agent(agent, driver=driver) if isinstance(agent, str) else agent
     secrets = tuple(secret for secret in (api_key, hf_token) if secret)
     keys: dict[str, Any] = {"name": model_name, "api_key": api_key, "vllm_url": vllm_url, "hf_token": hf_token}
     async with opened(model, keys, store, log) as parts:
-        plan = Plan(driven, parts.endpoint, budget=budget or Budget(), secrets=secrets, **settings)
         chosen = list(tasks)
-        lone = len(chosen) * n == 1
-        batch = Batch(
-            chosen,
-            plan,
-            store=parts.store,
-            upstream=parts.upstream,
-            n=n,
-            parallel=parallel,
-            retries=(0 if lone else RETRIES) if retries is None else retries,
-            batch_id=batch_id,
-            on_change=on_change,
-            on_settled=on_settled,
-        )
-        return await batch.run()
+        # What was lost with a node is run once more elsewhere, also if it was alone.
+        fewest = RETRIES if len(chosen) * n > 1 else 0 if placing is None else 1
+        settings = {
+            **settings,
+            "budget": budget or Budget(),
+            "weights": Weights.of(weight_version),
+            "secrets": secrets,
+        }
+        recipe = Recipe(driven, parts.endpoint, settings, env=env, seed=seed)
+        options: dict[str, Any] = {
+            "store": parts.store,
+            "upstream": parts.upstream,
+            "n": n,
+            "parallel": parallel,
+            "retries": fewest if retries is None else retries,
+            "batch_id": batch_id,
+            "on_change": on_change,
+            "on_settled": on_settled,
+        }
+        async with AsyncExitStack() as stack:
+            if placing is not None:
+                options["place"] = await stack.enter_async_context(placing.opened(recipe, log or _silent))
+            return await recipe.batch(chosen, **options).run()
 
 
 async def reverify(
@@ -162,3 +182,7 @@ async def opened_store(store: Store | Path | str | None) -> AsyncIterator[Store]
         yield kept
     finally:
         kept.close()
+
+
+def _silent(_: str) -> None:
+    pass

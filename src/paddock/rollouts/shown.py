@@ -71,6 +71,7 @@ def call_to_json(call: Call) -> dict[str, Any]:
     first = None if call.first_token is None else call.first_token - call.started
     return {
         **asdict(call),
+        **chat_view(call),
         "ok": call.ok,
         "trainable": call.trainable,
         "untrainable_because": call.untrainable_because,
@@ -82,3 +83,18 @@ def call_to_json(call: Call) -> dict[str, Any]:
             "seconds_to_first_token": first,
         },
     }
+
+
+def chat_view(call: Call) -> dict[str, Any]:
+    """`chat`: messages and tools as chat completions have them, where `request` has another dialect."""
+    if call.dialect == "chat":
+        return {}
+    # The capture brings an HTTP server along, which a command that prints calls has no use for.
+    from paddock.rollouts.capture.dialects import chat_request
+    from paddock.rollouts.capture.refusals import BadRequest
+
+    try:
+        chat = chat_request(call)
+    except BadRequest:
+        return {}
+    return {"chat": {name: chat[name] for name in ("messages", "tools") if name in chat}}

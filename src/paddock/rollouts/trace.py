@@ -79,6 +79,9 @@ class Call:
     engine: str = "unknown"
     model: str = ""
     weight_version: str | None = None
+    """Whose weights it was sampled from, as the engine told with the answer, or else as the trainer says."""
+    admitted_version: str | None = None
+    """The weights when the call began, where the trainer says. They changed under way if the two differ."""
     level: Level = Level.TEXT
 
     parent: str | None = None

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paddock.rollouts.export import checks
+from paddock.rollouts.graph import Graph
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from paddock.rollouts.export.policy import Policy
     from paddock.rollouts.record import RolloutRecord
     from paddock.rollouts.trace import Call
 
+WHOLE = False
+PACKAGE = None
 
-def export(record: RolloutRecord, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
+
+def export(record: RolloutRecord, calls: Sequence[Call], policy: Policy) -> Iterator[dict[str, Any]]:
     """Each call is a sample of its own; `reward` is None where nobody knows."""
-    for call in calls:
-        if not call.trainable:
+    if policy.refuses(record) is not None:
+        return
+    graph = Graph.of(calls)
+    for call, reason in zip(calls, policy.refusals(calls), strict=True):
+        if reason is not None:
             continue
+        node = graph.nodes[call.id]
         yield {
             "rollout_id": record.rollout_id,
             "task_id": record.task_id,
@@ -23,17 +34,32 @@ def export(record: RolloutRecord, calls: Sequence[Call]) -> Iterator[dict[str, A
             "reward": record.reward,
             "call": call.id,
             "role": call.role,
-            "parent": call.parent,
-            "shared_tokens": call.shared_tokens,
-            "prompt_token_ids": call.prompt_token_ids,
-            "completion_token_ids": call.completion_token_ids,
-            "logprobs": call.logprobs,
+            "label": node.label,
+            "parent": node.parent,
+            "continues": node.continues,
+            "shared_tokens": node.shared_tokens,
+            "prompt_token_ids": list(call.prompt_token_ids),
+            "completion_token_ids": list(call.completion_token_ids),
+            "logprobs": list(call.logprobs),
             "loss_mask": loss_mask(call),
             "finish_reason": call.finish_reason,
             "weight_version": call.weight_version,
+            "admitted_version": call.admitted_version,
         }
 
 
 def loss_mask(call: Call) -> list[int]:
     """1 for the tokens that the model sampled, 0 for those it was given."""
     return [0] * len(call.prompt_token_ids) + [1] * len(call.completion_token_ids)
+
+
+def complaints(document: dict[str, Any]) -> Iterator[str]:
+    yield from checks.token_ids(document["prompt_token_ids"], "prompt_token_ids")
+    yield from checks.token_ids(document["completion_token_ids"], "completion_token_ids")
+    yield from checks.equal_lengths(document, "completion_token_ids", "logprobs")
+    yield from checks.logprobs(document["logprobs"], "logprobs")
+    yield from checks.reward(document["reward"])
+
+
+def accept(document: dict[str, Any]) -> None:
+    """Nobody else's package reads this form."""

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paddock.rollouts.export import checks
 from paddock.rollouts.export.jsonl import loss_mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from paddock.rollouts.export.policy import Policy
     from paddock.rollouts.record import RolloutRecord
     from paddock.rollouts.trace import Call
 
+WHOLE = True
+PACKAGE = "openenv"
 
-def export(record: RolloutRecord, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
-    turns = [turn(record, call) for call in calls if call.trainable]
+
+def export(record: RolloutRecord, calls: Sequence[Call], policy: Policy) -> Iterator[dict[str, Any]]:
+    if policy.refuses(record) is not None:
+        return
+    refused = policy.refusals(calls)
+    turns = [turn(record, call) for call, reason in zip(calls, refused, strict=True) if reason is None]
     if turns:
         yield {"schema_version": 1, "turns": turns}
 
@@ -22,9 +30,9 @@ def export(record: RolloutRecord, calls: Sequence[Call]) -> Iterator[dict[str, A
 def turn(record: RolloutRecord, call: Call) -> dict[str, Any]:
     return {
         "node_id": f"{record.rollout_id}/{call.id}",
-        "prompt_token_ids": call.prompt_token_ids,
-        "completion_token_ids": call.completion_token_ids,
-        "per_token_logps": call.logprobs,
+        "prompt_token_ids": list(call.prompt_token_ids),
+        "completion_token_ids": list(call.completion_token_ids),
+        "per_token_logps": list(call.logprobs),
         "loss_mask": loss_mask(call),
         "request": call.request,
         "response": {"message": call.message, "finish_reason": call.finish_reason, "usage": call.usage},
@@ -35,5 +43,29 @@ def turn(record: RolloutRecord, call: Call) -> dict[str, Any]:
             "outcome": record.outcome,
             "role": call.role,
             "parent": call.parent,
+            "weight_version": call.weight_version,
         },
     }
+
+
+def complaints(document: dict[str, Any]) -> Iterator[str]:
+    names = [turn["node_id"] for turn in document["turns"]]
+    if len(set(names)) < len(names):
+        yield "two turns have the same node_id"
+    for each in document["turns"]:
+        sampled = {"completion_token_ids": each["completion_token_ids"], "per_token_logps": each["per_token_logps"]}
+        whole = {
+            "loss_mask": each["loss_mask"],
+            "prompt and completion": each["prompt_token_ids"] + each["completion_token_ids"],
+        }
+        yield from checks.equal_lengths(sampled, *sampled)
+        yield from checks.equal_lengths(whole, *whole)
+        yield from checks.mask(each["loss_mask"], "loss_mask")
+        yield from checks.logprobs(each["per_token_logps"], "per_token_logps")
+        yield from checks.reward(each["metadata"]["reward"])
+
+
+def accept(document: dict[str, Any]) -> None:
+    from openenv.core.harness.training import TrainingTrace
+
+    TrainingTrace.model_validate(document)

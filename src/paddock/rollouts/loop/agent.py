@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import orjson
 
+from paddock import __version__
 from paddock.errors import AgentError, ConfigError
 from paddock.rollouts.agents.base import Agent, Installed
 from paddock.rollouts.loop.chat import ContextFull
@@ -53,16 +54,22 @@ class LoopAgent(Agent):
     """The loop as a plan names it. It is run by `LoopRollout`, in no sandbox."""
 
     name: ClassVar[str] = "loop"
+    version: ClassVar[str] = __version__
+    live_events: ClassVar[bool] = True
+    clean_abort: ClassVar[bool] = True
 
-    def __init__(self, limits: LoopLimits | None = None, *, system: str | None = SYSTEM) -> None:
+    def __init__(self, limits: LoopLimits | None = None, *, system: str | None = SYSTEM, driver: str = "run") -> None:
         self.limits = limits or LoopLimits()
         self.system = system
+        self.driver = driver
 
     async def install(self, log: Callable[[str], None], *, timeout: float) -> Installed:
-        return Installed(version="")
+        return Installed(version=self.version)
 
     async def begin(self, sandbox: Sandbox, assignment: Assignment, report: Report) -> AgentRun:
-        raise AgentError("the loop works with tools, not in a sandbox", hint="run it with LoopRollout")
+        raise AgentError(
+            "the loop works with tools, not in a sandbox", hint="give it an environment: --env TARGET or --env URL"
+        )
 
     def classify(self, body: dict[str, Any], headers: Mapping[str, str]) -> Role:
         return Role.AGENT

@@ -13,7 +13,7 @@ import orjson
 
 from paddock.errors import ModelError
 from paddock.rollouts.capture.answer import Answer
-from paddock.rollouts.capture.dialects.chat import CONTEXT_CODE, read_error
+from paddock.rollouts.capture.refusals import CONTEXT_CODE, read_error
 from paddock.rollouts.capture.sse import DONE, EventReader
 
 if TYPE_CHECKING:

@@ -1,15 +1,18 @@
-"""Scenes of Paddock and OpenEnv environments: a session behind `paddock.Client` gives the tools and the reward.
+"""Scenes of environments: a session behind `paddock.Client` gives the tools and the reward.
 
-An environment with tools offers them. One without offers a single tool, `step`, that takes its action.
+Any environment that Paddock or OpenEnv serve, or that is a class here. One with tools offers them; one without offers
+a single tool, `act`, that takes its action.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from paddock.client.client import Client
 from paddock.errors import InvalidMessage, NotSupported, ServerError, ToolFailure
-from paddock.rollouts.loop.tools import ToolResult
+from paddock.rollouts.loop.tools import Part, ToolResult
 from paddock.rollouts.outcome import Reward
 
 if TYPE_CHECKING:
@@ -17,17 +20,28 @@ if TYPE_CHECKING:
 
     from paddock.types import StepResult
 
-STEP = "step"
+ACT = "act"
+NOT_OFFERED = ("metadata", "type")
+"""Fields of an action that say nothing to a model."""
+NOT_SHOWN = ("metadata", "reward", "done")
+MOST_PROBLEMS = 10
 
 
 class EnvironmentTools:
     """The tools of one session. `rewards` are those that its steps gave."""
 
-    def __init__(self, client: Client[Any], prompt: str) -> None:
-        self.prompt = prompt
+    def __init__(self, client: Client[Any], instruction: str) -> None:
+        self.prompt: str = instruction
         self.rewards: list[float] = []
         self._client = client
         self._has_tools = True
+
+    def begin(self, result: StepResult[Any]) -> None:
+        """What the environment shows at the start is part of the task."""
+        seen = {name: value for name, value in fields_of(result).items() if name not in NOT_SHOWN}
+        if seen:
+            shown = orjson.dumps(seen, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+            self.prompt = f"{self.prompt}\n\nThe environment shows:\n{shown}"
 
     async def list_tools(self) -> list[dict[str, Any]]:
         try:
@@ -35,7 +49,7 @@ class EnvironmentTools:
         except (NotSupported, ServerError):
             self._has_tools = False
             schema = (await self._client.schema())["action"]
-            return [openai_tool(STEP, "Act in the environment.", schema)]
+            return [openai_tool(ACT, "Act in the environment.", offered(schema))]
         return [openai_tool(tool.name, tool.description, tool.input_schema) for tool in tools]
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
@@ -44,40 +58,52 @@ class EnvironmentTools:
             action = {"type": "call_tool", "tool_name": name, "arguments": arguments}
         try:
             result = await self._client.step(action)
-        except (ToolFailure, InvalidMessage) as error:
+        except ToolFailure as error:
             return ToolResult.of_text(f"Error: {error.message}", is_error=True)
+        except InvalidMessage as error:
+            return ToolResult.of_text(f"Error: {problems(error)}", is_error=True)
         if result.reward is not None:
             self.rewards.append(float(result.reward))
         return self._told(result)
 
     def _told(self, result: StepResult[Any]) -> ToolResult:
-        seen = result.observation
-        fields = seen if isinstance(seen, dict) else seen.model_dump(mode="json")
+        fields = fields_of(result)
         if not self._has_tools:
-            return ToolResult.of_value(fields, done=result.done)
+            seen = {name: value for name, value in fields.items() if name not in NOT_SHOWN or value}
+            return ToolResult.of_value(seen, done=result.done)
         if error := fields.get("error"):
             return ToolResult.of_text(f"Error: {error.get('message', error)}", is_error=True, done=result.done)
-        return ToolResult.of_value(fields.get("result"), done=result.done)
+        return told(fields.get("result"), done=result.done)
 
 
 class EnvironmentScene:
-    """A session of an environment: at a URL, or of a class in this process."""
+    """A session of an environment: at a URL, or of a class in this process.
+
+    `arguments` go to `reset`, the seed among them. Other options are those of `Client`.
+    """
 
     kind = "environment"
     is_scored = False
     verifier_log = ""
 
     def __init__(
-        self, target: str | Callable[[], Any], prompt: str, *, seed: int | None = None, **options: Any
+        self,
+        target: str | Callable[[], Any],
+        prompt: str,
+        *,
+        seed: int | None = None,
+        arguments: dict[str, Any] | None = None,
+        name: str | None = None,
+        **options: Any,
     ) -> None:
-        self._target = target
-        self._seed = seed
+        self._name = name or (target if isinstance(target, str) else getattr(target, "__name__", "a class"))
+        self._arguments = {**(arguments or {}), **({} if seed is None else {"seed": seed})}
         self._client: Client[Any] = Client(target, **options)
         self._tools = EnvironmentTools(self._client, prompt)
 
     async def open(self) -> None:
         await self._client.transport.open()
-        await self._client.reset(**({} if self._seed is None else {"seed": self._seed}))
+        self._tools.begin(await self._client.reset(**self._arguments))
 
     async def tools(self) -> EnvironmentTools:
         return self._tools
@@ -92,8 +118,50 @@ class EnvironmentScene:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        named = self._target if isinstance(self._target, str) else getattr(self._target, "__name__", "a class")
-        return {"environment": named, "seed": self._seed}
+        return {"environment": self._name, "reset": self._arguments, "rewards": list(self._tools.rewards)}
+
+
+def told(result: Any, *, done: bool) -> ToolResult:
+    """What a tool returned, as a model is told: blocks of an MCP result become parts of a message."""
+    if not isinstance(result, dict) or not isinstance(result.get("content"), list):
+        return ToolResult.of_value(result, done=done)
+    parts = [part for block in result["content"] if (part := part_of(block)) is not None]
+    failed = bool(result.get("isError") or result.get("is_error"))
+    return ToolResult(tuple(parts) or ({"type": "text", "text": ""},), failed, done)
+
+
+def part_of(block: Any) -> Part | None:
+    """A block of MCP content as a part of a chat message."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "text":
+        return {"type": "text", "text": str(block.get("text", ""))}
+    if kind == "image":
+        url = f"data:{block.get('mimeType', 'image/png')};base64,{block.get('data', '')}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    if kind == "resource" and isinstance(block.get("resource"), dict):
+        return {"type": "text", "text": str(block["resource"].get("text") or block["resource"].get("uri") or "")}
+    return {"type": "text", "text": orjson.dumps(block, default=str).decode()} if kind else None
+
+
+def fields_of(result: StepResult[Any]) -> dict[str, Any]:
+    seen = result.observation
+    fields: dict[str, Any] = seen if isinstance(seen, dict) else seen.model_dump(mode="json")
+    return fields
+
+
+def problems(error: InvalidMessage) -> str:
+    """Which fields of an action are wrong, and why."""
+    found = error.data.get("errors")
+    if not isinstance(found, list) or not found:
+        return error.message
+    named = (f"{'.'.join(map(str, each.get('loc') or ['action']))}: {each.get('msg')}" for each in found)
+    return "; ".join(list(named)[:MOST_PROBLEMS])
+
+
+def offered(schema: dict[str, Any]) -> dict[str, Any]:
+    """An action's schema without what is not for a model."""
+    properties = {name: each for name, each in schema.get("properties", {}).items() if name not in NOT_OFFERED}
+    return {**schema, "properties": properties}
 
 
 def openai_tool(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:

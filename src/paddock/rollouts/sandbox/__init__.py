@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import secrets
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 from paddock.errors import ConfigError, PaddockError, SandboxError
 from paddock.rollouts.limits import SandboxLimits
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 BACKENDS = {
     "bwrap": "paddock.rollouts.sandbox.bwrap:BwrapSandbox",
     "process": "paddock.rollouts.sandbox.process:ProcessSandbox",
+    "docker": "paddock.rollouts.sandbox.docker:DockerSandbox",
+    "e2b": "paddock.rollouts.sandbox.e2b:E2bSandbox",
 }
+ELSEWHERE = ("docker", "e2b")
+"""Backends whose sandboxes are no processes of ours: what a dead owner left is found by its mark."""
 TRIAL_TIMEOUT = 10.0
 
 __all__ = [
@@ -31,6 +36,7 @@ __all__ = [
     "Sandbox",
     "SandboxSpec",
     "available",
+    "end_elsewhere",
     "end_leftover",
     "open_sandbox",
 ]
@@ -76,6 +82,19 @@ def find_backend(name: str) -> type[SupervisedSandbox]:
     module, _, attribute = BACKENDS[name].partition(":")
     kind: type[SupervisedSandbox] = getattr(importlib.import_module(module), attribute)
     return kind
+
+
+def end_elsewhere(backend: str, sandbox_id: str) -> bool:
+    """Take away what a dead owner left at an engine or a service. Returns whether nothing is left. Blocks.
+
+    Raises SandboxError if it cannot be asked.
+    """
+    if backend not in ELSEWHERE:
+        return True
+    kind: Any = find_backend(backend)
+    # In a thread of its own: the caller's may run an event loop already.
+    with ThreadPoolExecutor(1) as thread:
+        return bool(thread.submit(kind.end_leftover, sandbox_id).result())
 
 
 def available(backend: str) -> str | None:

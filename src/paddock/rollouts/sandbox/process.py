@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import socket
 import sys
 from pathlib import Path, PurePosixPath
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.rollouts.sandbox.base import HOME, LOGS, TESTS, Command, host_folder
 from paddock.rollouts.sandbox.launch import Launched, launch, program_text
 from paddock.rollouts.sandbox.leftovers import MARK, end_marked
+from paddock.rollouts.sandbox.moved import Moved
 from paddock.rollouts.sandbox.supervised import SupervisedSandbox, connected, write_tests
 
 if TYPE_CHECKING:
@@ -42,17 +42,14 @@ class ProcessSandbox(SupervisedSandbox):
             str(LOGS): str(self.home / "logs"),
             str(TESTS): str(self._place / "tests"),
         }
-        self._moved = moved
-        names = "|".join(re.escape(path) for path in sorted(moved, key=len, reverse=True))
-        # The place itself comes first and stays: what was rewritten once is not rewritten again.
-        self._standard_path = re.compile(rf"{re.escape(str(self._place))}|(?<![\w./~-])(?:{names})(?![\w.-])")
+        self._moved = Moved(moved, keep=str(self._place))
 
     @property
     def home(self) -> PurePosixPath:
         return PurePosixPath(self._place / "home")
 
     def localize(self, text: str) -> str:
-        return self._standard_path.sub(lambda found: self._moved.get(found[0], found[0]), text)
+        return self._moved.localize(text)
 
     def _localized(self, content: bytes) -> bytes:
         """A file whose text names the standard paths, so that it finds what it names; anything else as it is."""

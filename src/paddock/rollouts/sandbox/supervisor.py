@@ -171,6 +171,7 @@ class Supervisor:
             _signal.signal(ignored, _signal.SIG_DFL)
         if not self.alone:
             libc.prctl(PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
+        self.ready()
         subject = cwd
         try:
             os.chdir(cwd)
@@ -179,6 +180,9 @@ class Supervisor:
         except OSError as error:
             os.write(2, f"{subject}: {error.strerror}\n".encode("utf-8", "replace"))
             os._exit(126 if error.errno == errno.EACCES else 127)
+
+    def ready(self) -> None:
+        """In the new process, last of all: for those who build on this one."""
 
     def do_signal(self, number: int, given: list[int], pid: int, signal: int) -> Any:
         # After the end of its first process a group can live on; without any, its number may be another's by now.
@@ -225,8 +229,9 @@ class Supervisor:
             number = self.jobs.pop(pid, None)
             tampered = pid == self.last and self.end_with_last()
             if number is not None:
-                code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-                self.send(f"0 exit {number} {code}{' tampered' if tampered else ''}")
+                signalled = os.WIFSIGNALED(status)
+                code = 128 + os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status)
+                self.send(f"0 exit {number} {code}{' signalled' * signalled}{' tampered' * tampered}")
 
     def end_with_last(self) -> bool:
         """End what the last command left behind. True if that was still writing one of the guarded files.

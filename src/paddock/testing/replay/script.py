@@ -154,7 +154,7 @@ def _recording(document: dict[str, Any], name: str, *, alone: bool) -> ScriptedT
     for call in calls:
         if not isinstance(call, dict) or call.get("role", "agent") != "agent" or not call.get("message"):
             continue
-        messages = (call.get("request") or {}).get("messages")
+        messages = _messages(call)
         number = turns_taken(messages) if isinstance(messages, list) else len(turns)
         if when is None and isinstance(messages, list):
             when = first_user_text(messages)
@@ -162,6 +162,21 @@ def _recording(document: dict[str, Any], name: str, *, alone: bool) -> ScriptedT
     if not turns:
         raise ConfigError(f"{name} holds no call of an agent that was answered", hint="record a rollout again")
     return ScriptedTask("" if alone else when or "", turns)
+
+
+def _messages(call: dict[str, Any]) -> Any:
+    """What the agent had sent, in whatever dialect it spoke."""
+    from paddock.rollouts.capture.dialects import DIALECTS
+    from paddock.rollouts.capture.refusals import BadRequest
+
+    dialect = DIALECTS.get(str(call.get("dialect", "chat")))
+    request = call.get("request")
+    if dialect is None or not isinstance(request, dict):
+        return None
+    try:
+        return dialect().chat_form(request).get("messages")
+    except BadRequest:
+        return None
 
 
 def _recorded_turn(call: dict[str, Any]) -> Said | Recorded:

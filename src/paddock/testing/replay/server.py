@@ -13,7 +13,7 @@ from aiohttp import web
 from paddock.testing.replay.answer import answer
 from paddock.testing.replay.faults import Faults, ScriptedHangUp, hang_up, tokens_before_the_end
 from paddock.testing.replay.script import Script
-from paddock.testing.replay.template import prompt_text
+from paddock.testing.replay.template import prompt_ids, prompt_text
 from paddock.testing.replay.tokens import encode, encode_with_markers
 from paddock.testing.replay.wire import Wire
 
@@ -76,6 +76,8 @@ class ReplayServer:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/health", self._health)
+        if self.script.engine == "vllm":
+            app.router.add_post("/tokenize", self._count)
         if self.script.engine == "llamacpp":
             app.router.add_get("/props", self._props)
             app.router.add_post("/apply-template", self._apply_template)
@@ -117,6 +119,16 @@ class ReplayServer:
     async def _props(self, _: web.Request) -> web.Response:
         settings = {"n_ctx": self.script.max_context or 8192}
         return web.json_response({"default_generation_settings": settings, "model_alias": self.script.model})
+
+    async def _count(self, request: web.Request) -> web.Response:
+        if refusal := self._refuse_stranger(request):
+            return refusal
+        body = _read(await request.read())
+        if body is None:
+            return _error(400, "the body holds no messages", "invalid_request_error")
+        tokens = prompt_ids(body["messages"], body.get("tools"))
+        most = self.script.max_context or 8192
+        return web.json_response({"count": len(tokens), "max_model_len": most, "tokens": tokens})
 
     async def _apply_template(self, request: web.Request) -> web.Response:
         body = await request.json(loads=orjson.loads)

@@ -1,0 +1,85 @@
+"""`paddock e2b up`: E2B's API over sandboxes of this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from paddock.cli import note, print_json
+
+if TYPE_CHECKING:
+    from paddock.rollouts.e2b.server import Address
+
+
+@click.group("e2b")
+def command() -> None:
+    """Run programs that were written for E2B on this machine.
+
+    \b
+    paddock e2b up      a server that E2B's own clients take for E2B
+    """
+
+
+@command.command("up")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=3717, show_default=True, help="Port to listen on; 0 takes any free one.")
+@click.option("--sandbox", default="bwrap", show_default=True, help="bwrap, or process (isolates nothing).")
+@click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
+@click.option("--max-sandboxes", default=20, show_default=True, help="Sandboxes at once.")
+@click.option("--api-key", help="The key that clients must send. Better: E2B_API_KEY. Default: one is made up.")
+@click.option(
+    "--store", type=click.Path(path_type=Path), help="Whose ledger knows the sandboxes. Also: PADDOCK_STORE."
+)
+@click.option("--log-level", default="warning", show_default=True, help="debug, info, warning or error.")
+@click.option("--json", "as_json", is_flag=True, help="Print the address and the variables as JSON once it listens.")
+def up(
+    host: str,
+    port: int,
+    sandbox: str,
+    unsafe: bool,
+    max_sandboxes: int,
+    api_key: str | None,
+    store: Path | None,
+    log_level: str,
+    as_json: bool,
+) -> None:
+    """Serve E2B's API until Ctrl-C or SIGTERM; then every sandbox is ended.
+
+    Programs that use E2B's SDK run here when they get the variables that this prints.
+    """
+    from paddock.rollouts.e2b import FrontSettings, serve_front
+    from paddock.rollouts.sandbox import choose_backend
+
+    logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    choose_backend(sandbox, consent=unsafe)
+    given = api_key or os.environ.get("E2B_API_KEY")
+    settings = FrontSettings(
+        host=host,
+        port=port,
+        backend=sandbox,
+        consent=unsafe,
+        max_sandboxes=max_sandboxes,
+        api_key=given,
+        store=store,
+    )
+
+    def announce(address: Address) -> None:
+        variables = address.variables
+        if as_json:
+            print_json({"url": address.url, "variables": variables})
+            sys.stdout.flush()
+        else:
+            if given:
+                del variables["E2B_API_KEY"]
+            click.echo(" ".join(["export", *(f"{name}={shlex.quote(value)}" for name, value in variables.items())]))
+            sys.stdout.flush()
+        note(f"E2B's API at {address.url}  ({sandbox}, up to {max_sandboxes} sandboxes)   stop: Ctrl-C")
+        note("  sandboxes have the programs of this machine, and no network but their own")
+
+    serve_front(settings, announce)

@@ -1,0 +1,179 @@
+"""The Agent Trajectory Interchange Format, version 1.8: one trajectory for each rollout.
+
+Each model call is an agent's step with its token ids and logprobs. ATIF has no loss mask and no weight version;
+both are in `extra`. Sub-agents are embedded trajectories; a history that an agent rewrote comes as copied context.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from paddock.rollouts.export import checks, conversation
+from paddock.rollouts.graph import Graph
+from paddock.rollouts.trace import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paddock.rollouts.export.policy import Policy
+    from paddock.rollouts.record import RolloutRecord
+    from paddock.rollouts.trace import Call
+
+WHOLE = True
+PACKAGE = "harbor"
+SCHEMA = "ATIF-v1.8"
+OWN_ROLES = (Role.AGENT, Role.COMPACTION)
+
+
+def export(record: RolloutRecord, calls: Sequence[Call], policy: Policy) -> Iterator[dict[str, Any]]:
+    if policy.refuses(record) is not None:
+        return
+    steps = _Steps(record, Graph.of(calls), dict(zip((c.id for c in calls), policy.refusals(calls), strict=True)))
+    own = [call for call in calls if call.role in OWN_ROLES and call.message]
+    if not own:
+        return
+    helpers = _conversations([call for call in calls if call.role is Role.SUBAGENT and call.message])
+    names = {f"{record.rollout_id}/{each[0].id}": each for each in helpers}
+    began = {name: each[0].started for name, each in names.items()}
+    main = steps.trajectory(own, record.rollout_id, began)
+    main["final_metrics"] = {
+        "total_prompt_tokens": sum(len(call.prompt_token_ids) for call in calls),
+        "total_completion_tokens": sum(len(call.completion_token_ids) for call in calls),
+        "total_steps": len(main["steps"]),
+        "extra": {"reward": record.reward, "reward_parts": record.reward_parts, "outcome": record.outcome},
+    }
+    if names:
+        main["subagent_trajectories"] = [steps.trajectory(each, name, {}) for name, each in names.items()]
+    yield main
+
+
+def _conversations(calls: Sequence[Call]) -> list[list[Call]]:
+    """Calls by the conversation they belong to: by the agent's own name for it, or by what they were asked first."""
+    found: dict[Any, list[Call]] = {}
+    for call in calls:
+        first = orjson.dumps(conversation.messages(call)[:2])
+        found.setdefault(call.session or first, []).append(call)
+    return list(found.values())
+
+
+class _Steps:
+    def __init__(self, record: RolloutRecord, graph: Graph, refused: dict[str, str | None]) -> None:
+        self._record = record
+        self._graph = graph
+        self._refused = refused
+
+    def trajectory(self, calls: Sequence[Call], name: str, helpers: dict[str, float]) -> dict[str, Any]:
+        """`helpers` are the trajectories that were started from this one, with when they began."""
+        steps: list[dict[str, Any]] = []
+        before: list[dict[str, Any]] = []
+        for position, call in enumerate(calls):
+            now = conversation.messages(call)
+            new = now if not before else conversation.added(before, now)
+            copied = new is None
+            steps += self._given(now if new is None else new, steps[-1] if steps and not copied else None, copied)
+            steps.append(self._step(call))
+            until = calls[position + 1].started if position + 1 < len(calls) else float("inf")
+            for helper in [each for each, began in helpers.items() if began < until]:
+                del helpers[helper]
+                results = steps[-1].setdefault("observation", {"results": []})["results"]
+                results.append({"subagent_trajectory_ref": [{"trajectory_id": helper}]})
+            before = now
+        tools = conversation.asked(calls[0]).get("tools")
+        return {
+            "schema_version": SCHEMA,
+            "session_id": self._record.rollout_id,
+            "trajectory_id": name,
+            "agent": {
+                "name": self._record.agent,
+                "version": str(self._record.config.get("version") or "unknown"),
+                "model_name": self._record.model or None,
+                "tool_definitions": tools or None,
+            },
+            "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
+            "extra": {
+                "task_id": self._record.task_id,
+                "batch_id": self._record.batch_id,
+                "member": self._record.member,
+            },
+        }
+
+    def _given(
+        self, messages: Sequence[dict[str, Any]], last: dict[str, Any] | None, copied: bool
+    ) -> list[dict[str, Any]]:
+        """Input messages as steps; what tools said goes to the step that called them."""
+        found = []
+        called = {tool["tool_call_id"] for tool in (last or {}).get("tool_calls") or ()}
+        for message in messages:
+            role, said = message.get("role"), conversation.text(message)
+            if role == "tool" and message.get("tool_call_id") in called and last is not None:
+                results = last.setdefault("observation", {"results": []})["results"]
+                results.append({"source_call_id": message["tool_call_id"], "content": said})
+                continue
+            source = {"system": "system", "developer": "system", "assistant": "agent"}.get(str(role), "user")
+            step: dict[str, Any] = {"source": source, "message": said}
+            found.append({**step, "is_copied_context": True} if copied else step)
+        return found
+
+    def _step(self, call: Call) -> dict[str, Any]:
+        node, reason = self._graph.nodes[call.id], self._refused[call.id]
+        step: dict[str, Any] = {
+            "source": "agent",
+            "timestamp": datetime.fromtimestamp(call.started, UTC).isoformat(),
+            "model_name": call.model or None,
+            "message": conversation.text(call.message),
+            "reasoning_content": call.message.get("reasoning_content"),
+            "llm_call_count": 1,
+            "metrics": {
+                "prompt_tokens": len(call.prompt_token_ids) or call.usage.get("prompt_tokens"),
+                "completion_tokens": len(call.completion_token_ids) or call.usage.get("completion_tokens"),
+                "prompt_token_ids": list(call.prompt_token_ids) or None,
+                "completion_token_ids": list(call.completion_token_ids) or None,
+                "logprobs": list(call.logprobs) or None,
+            },
+            "extra": {
+                "call": call.id,
+                "role": call.role,
+                "label": node.label,
+                "continues": node.continues,
+                "weight_version": call.weight_version,
+                "loss_mask": 1 if reason is None else 0,
+                "untrainable_because": reason,
+            },
+        }
+        if tools := [tool_call(each) for each in call.message.get("tool_calls") or ()]:
+            step["tool_calls"] = tools
+        return {name: value for name, value in step.items() if value is not None}
+
+
+def tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or {}
+    written = function.get("arguments")
+    try:
+        arguments = orjson.loads(written) if isinstance(written, str) else written
+    except orjson.JSONDecodeError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        arguments = {"": written} if written else {}
+    name = str(function.get("name") or "unknown")
+    return {"tool_call_id": str(call.get("id") or ""), "function_name": name, "arguments": arguments}
+
+
+def complaints(document: dict[str, Any]) -> Iterator[str]:
+    for step in document["steps"]:
+        metrics = step.get("metrics") or {}
+        if metrics.get("completion_token_ids") and step["extra"]["loss_mask"]:
+            yield from checks.equal_lengths(metrics, "completion_token_ids", "logprobs")
+            yield from checks.logprobs(metrics["logprobs"], f"logprobs of step {step['step_id']}")
+    if "final_metrics" in document:
+        yield from checks.reward(document["final_metrics"]["extra"]["reward"])
+    for each in document.get("subagent_trajectories") or ():
+        yield from complaints(each)
+
+
+def accept(document: dict[str, Any]) -> None:
+    from harbor.models.trajectories import Trajectory
+
+    Trajectory.model_validate(document)

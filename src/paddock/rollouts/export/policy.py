@@ -1,0 +1,110 @@
+"""What may be trained on, and the reason for everything that may not. Knows no form and no store."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from paddock.errors import ConfigError
+from paddock.rollouts.trace import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from paddock.rollouts.record import RolloutRecord
+    from paddock.rollouts.trace import Call
+
+TRAINED_ROLES = frozenset((Role.AGENT, Role.SUBAGENT, Role.COMPACTION))
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What may be trained on."""
+
+    unscored: Literal["exclude", "flag"] = "exclude"
+    """Whether a rollout without a reward is left out, or comes with a reward of None. It is never 0."""
+    roles: frozenset[Role] = TRAINED_ROLES
+    weights: Literal["any", "newest", "same"] | int = "any"
+    """`newest`: calls of the newest weight version only; a number: of versions at most so far behind it; `same`:
+    rollouts of one single version only. A call whose version nobody told is then left out."""
+    newest: str | None = None
+    """The version that counts as the newest. None takes the newest of the rollout itself."""
+
+    def __post_init__(self) -> None:
+        if self.unscored not in ("exclude", "flag"):
+            raise ConfigError(f"unscored is {self.unscored!r}", hint="use exclude or flag")
+        number = isinstance(self.weights, int) and not isinstance(self.weights, bool)
+        if not number and self.weights not in ("any", "newest", "same"):
+            raise ConfigError(f"weights is {self.weights!r}", hint="use any, newest, same or a number of versions")
+        if number and int(self.weights) < 0:
+            raise ConfigError(f"weights is {self.weights}", hint="a number of versions starts at 0")
+        if Role.RETRIED in self.roles:
+            raise ConfigError("answers that the agent dropped cannot be trained on", hint="leave out role retried")
+
+    def refuses(self, record: RolloutRecord) -> str | None:
+        """Why nothing of a rollout may be used; None if it may."""
+        if record.outcome is None:
+            return "it has not ended"
+        if record.reward is None and self.unscored == "exclude":
+            return f"it has no reward: {record.reward_reason or record.error or f'it ended with {record.outcome}'}"
+        return None
+
+    def refusals(self, calls: Sequence[Call]) -> list[str | None]:
+        """For each call of a rollout, why it may not be trained on; None if it may."""
+        reasons = [self._refuses(call) for call in calls]
+        if self.weights == "any":
+            return reasons
+        stale = self._stale([call for call, reason in zip(calls, reasons, strict=True) if reason is None])
+        return [reason or stale.get(call.id) for call, reason in zip(calls, reasons, strict=True)]
+
+    def _refuses(self, call: Call) -> str | None:
+        if call.role not in self.roles and call.role is not Role.RETRIED:
+            return f"its role is {call.role}"
+        return call.untrainable_because
+
+    def _stale(self, calls: Sequence[Call]) -> dict[str, str]:
+        """Calls whose weights are not those that may be trained on, and why."""
+        found = {call.id: "nobody told its weight version" for call in calls if call.weight_version is None}
+        known = [version for call in calls for version in versions_of(call)]
+        if self.weights == "same":
+            if len(set(known)) > 1:
+                found |= {call.id: "its rollout was sampled from several weight versions" for call in calls}
+            return found
+        newest = self.newest or (in_order(known)[-1] if known else "")
+        most = 0 if self.weights == "newest" else int(self.weights)
+        for call in calls:
+            late = max((behind(version, newest, known) for version in versions_of(call)), default=0)
+            if late > most:
+                found[call.id] = f"its weights are {late} versions behind {newest}"
+        return found
+
+
+def versions_of(call: Call) -> list[str]:
+    """The weight versions that a call was sampled from: two if they changed under way."""
+    told = (call.admitted_version, call.weight_version)
+    return list(dict.fromkeys(version for version in told if version is not None))
+
+
+def in_order(versions: Iterable[str]) -> list[str]:
+    """Each version once, the newest last: by their numbers, or as they came where they have none."""
+    each = list(dict.fromkeys(versions))
+    numbers = [number_of(version) for version in each]
+    if None in numbers:
+        return each
+    return sorted(each, key=lambda version: number_of(version) or 0)
+
+
+def behind(version: str, newest: str, known: Iterable[str]) -> int:
+    """How many versions lie between; those without numbers are counted as they are known."""
+    own, last = number_of(version), number_of(newest)
+    if own is not None and last is not None:
+        return max(last - own, 0)
+    each = in_order([*known, newest])
+    return max(each.index(newest) - each.index(version), 0)
+
+
+def number_of(version: str) -> int | None:
+    """The last number in `12`, `step-12` or `v12`."""
+    found = re.search(r"(\d+)\D*$", version)
+    return int(found.group(1)) if found else None

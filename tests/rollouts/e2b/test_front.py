@@ -1,0 +1,211 @@
+"""The front, request by request: who may ask, what is refused, what is kept, what is given back."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from paddock.rollouts.e2b.connect import envelope
+from paddock.rollouts.e2b.server import Front, FrontSettings
+from rollouts.sandbox.places import needs_bwrap
+
+pytestmark = needs_bwrap
+
+KEY = "e2b_test"
+
+
+class Client:
+    def __init__(self, front: Front, session: aiohttp.ClientSession) -> None:
+        self.front, self.session = front, session
+
+    async def call(self, method: str, path: str, *, key: str = KEY, **options: Any) -> tuple[int, Any]:
+        headers = {"X-API-KEY": key, **options.pop("headers", {})}
+        async with self.session.request(method, self.front.address.url + path, headers=headers, **options) as answer:
+            content = await answer.read()
+            is_json = answer.content_type == "application/json" and content
+            return answer.status, json.loads(content) if is_json else content
+
+    async def create(self, **asked: Any) -> dict[str, Any]:
+        status, made = await self.call("POST", "/v2/sandboxes", json={"templateID": "base", **asked})
+        assert status == 201, made
+        found: dict[str, Any] = made
+        return found
+
+    async def rpc(self, made: dict[str, Any], path: str, asked: dict[str, Any], **headers: str) -> tuple[int, Any]:
+        return await self.call("POST", path, json=asked, headers={**daemon(made), **headers})
+
+    async def stream(self, made: dict[str, Any], path: str, asked: dict[str, Any], **headers: str) -> list[Any]:
+        given = {**daemon(made), "Content-Type": "application/connect+json", **headers}
+        _, content = await self.call("POST", path, data=envelope(asked), headers=given)
+        return envelopes(content)
+
+
+def daemon(made: dict[str, Any]) -> dict[str, str]:
+    return {"E2b-Sandbox-Id": made["sandboxID"], "X-Access-Token": made["envdAccessToken"]}
+
+
+def envelopes(content: bytes) -> list[Any]:
+    found = []
+    while content:
+        length = int.from_bytes(content[1:5], "big")
+        found.append((content[0], json.loads(content[5 : 5 + length])))
+        content = content[5 + length :]
+    return found
+
+
+@pytest.fixture(scope="module")
+def anywhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Callable[[Client], Any]], Any]]:
+    """Runs something with a client of one front, which lives as long as the module."""
+    folder = tmp_path_factory.mktemp("front")
+    with asyncio.Runner() as runner:
+        settings = FrontSettings(port=0, api_key=KEY, store=folder / "store", max_sandboxes=4)
+        front = runner.run(entered(Front(settings)))
+        yield lambda act: runner.run(with_client(front, act))
+        assert front.guests.all() == []
+        runner.run(front.__aexit__(None, None, None))
+
+
+async def entered(front: Front) -> Front:
+    return await front.__aenter__()
+
+
+async def with_client(front: Front, act: Callable[[Client], Any]) -> Any:
+    async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+        client = Client(front, session)
+        try:
+            return await act(client)
+        finally:
+            await asyncio.gather(*(front.guests.kill(guest.id) for guest in front.guests.all()))
+
+
+Anywhere = Callable[[Callable[[Client], Any]], Any]
+
+
+def test_nothing_is_told_without_the_key(anywhere: Anywhere) -> None:
+    async def act(client: Client) -> None:
+        for method, path in (("GET", "/v2/sandboxes"), ("POST", "/v2/sandboxes"), ("GET", "/nothing")):
+            status, told = await client.call(method, path, key="e2b_wrong", json={})
+            assert (status, told["code"]) == (401, 401)
+        assert (await client.call("GET", "/nothing"))[0] == 404
+
+    anywhere(act)
+
+
+def test_a_sandbox_is_opened_only_by_its_own_token(anywhere: Anywhere) -> None:
+    async def act(client: Client) -> None:
+        made, other = await client.create(), await client.create()
+        stolen = {"X-Access-Token": other["envdAccessToken"]}
+        status, told = await client.rpc(made, "/filesystem.Filesystem/Stat", {"path": "/"}, **stolen)
+        assert (status, told["code"]) == (401, "unauthenticated")
+        assert (await client.call("GET", "/files?path=x", headers={**daemon(made), **stolen}))[0] == 401
+        assert (await client.rpc(made, "/filesystem.Filesystem/Stat", {"path": "/"}))[0] == 200
+
+    anywhere(act)
+
+
+def test_what_is_not_there_is_refused_in_words(anywhere: Anywhere) -> None:
+    async def act(client: Client) -> None:
+        made = await client.create()
+        for name in ("pause", "snapshots", "fork", "logs"):
+            status, told = await client.call("POST", f"/sandboxes/{made['sandboxID']}/{name}", json={})
+            assert status == 501
+            assert "here" in told["message"]
+        for wrong in (
+            {"autoPause": True},
+            {"timeout": -1},
+            {"metadata": {"a": 1}},
+            {"metadata": {"paddock-limits": "x"}},
+        ):
+            status, _ = await client.call("POST", "/v2/sandboxes", json={"templateID": "base", **wrong})
+            assert status == 400
+        status, told = await client.call(
+            "POST", "/process.Process/List", data=b"", headers={**daemon(made), "Content-Type": "application/proto"}
+        )
+        assert (status, told["code"]) == (501, "unimplemented")
+
+    anywhere(act)
+
+
+def test_a_sandbox_ends_at_its_timeout_and_not_before(anywhere: Anywhere) -> None:
+    async def act(client: Client) -> None:
+        made = await client.create(timeout=300)
+        path = f"/sandboxes/{made['sandboxID']}"
+        inside = client.front.guests.find(made["sandboxID"])
+        assert inside is not None
+        assert (await client.call("POST", f"{path}/connect", json={"timeout": 1}))[0] == 200
+        assert inside.end_at - inside.started_at > 200
+        assert (await client.call("POST", f"{path}/timeout", json={"timeout": 0}))[0] == 204
+        await asyncio.wait_for(inside.gone.wait(), 10)
+        assert (await client.call("GET", path))[0] == 404
+        status, told = await client.rpc(made, "/filesystem.Filesystem/Stat", {"path": "/"})
+        assert (status, told["message"]) == (502, "The sandbox was not found")
+
+    anywhere(act)
+
+
+def test_there_is_room_for_so_many_and_no_more(anywhere: Anywhere) -> None:
+    async def act(client: Client) -> None:
+        asked = [client.call("POST", "/v2/sandboxes", json={"templateID": "x"}) for _ in range(6)]
+        statuses = sorted(status for status, _ in await asyncio.gather(*asked))
+        assert statuses == [201, 201, 201, 201, 429, 429]
+        status, page = await client.call("GET", "/v2/sandboxes?limit=3")
+        assert (status, len(page)) == (200, 3)
+        _, rest = await client.call("GET", "/v2/sandboxes?limit=3&nextToken=3")
+        assert len({found["sandboxID"] for found in (*page, *rest)}) == 4
+
+    anywhere(act)
+
+
+def test_a_command_is_killed_at_the_deadline_of_its_client(anywhere: Anywhere) -> None:
+    async def act(client: Client) -> None:
+        made = await client.create()
+        asked = {"process": {"cmd": "/bin/sleep", "args": ["100"]}, "stdin": False}
+        told = await client.stream(made, "/process.Process/Start", asked, **{"Connect-Timeout-Ms": "300"})
+        assert "start" in told[0][1]["event"]
+        assert told[-1][0] == 2
+        guest = client.front.guests.find(made["sandboxID"])
+        assert guest is not None
+        async with asyncio.timeout(5):
+            while guest.processes:
+                await asyncio.sleep(0.01)
+
+    anywhere(act)
+
+
+def test_only_root_writes_below_tests_and_everybody_reads(anywhere: Anywhere) -> None:
+    async def act(client: Client) -> None:
+        made = await client.create()
+        headers = {**daemon(made), "Content-Type": "application/octet-stream", "X-Metadata-Paddock-Mode": "755"}
+        script = b"#!/bin/sh\necho tested\n"
+        as_root = "/files?path=/tests/a/test.sh&username=root"
+        assert (await client.call("POST", as_root, data=script, headers=headers))[0] == 200
+        for path in ("/etc/x", "/tests/../etc/x", "/tests"):
+            status, _ = await client.call("POST", f"/files?path={path}&username=root", data=b"x", headers=headers)
+            assert status == 400
+        assert (await client.call("POST", "/files?path=/tests/b", data=b"x", headers=headers))[0] >= 400
+        asked = {"process": {"cmd": "/bin/sh", "args": ["-c", "/tests/a/test.sh; rm -f /tests/a/test.sh"]}}
+        told = await client.stream(made, "/process.Process/Start", asked)
+        outputs = [message["event"]["data"] for _, message in told if "data" in message.get("event", {})]
+        assert outputs[0] == {"stdout": "dGVzdGVkCg=="}
+        assert told[-2][1]["event"]["end"]["exitCode"] == 1
+
+    anywhere(act)
+
+
+def test_a_client_that_leaves_does_not_end_its_command(anywhere: Anywhere) -> None:
+    async def act(client: Client) -> None:
+        made = await client.create()
+        asked = {"process": {"cmd": "/bin/sh", "args": ["-c", "echo begun; sleep 100"]}, "tag": "mine"}
+        headers = {**daemon(made), "Content-Type": "application/connect+json", "X-API-KEY": KEY}
+        url = f"{client.front.address.url}/process.Process/Start"
+        async with client.session.post(url, data=envelope(asked), headers=headers) as answer:
+            await answer.content.readany()
+        _, listed = await client.rpc(made, "/process.Process/List", {})
+        assert [found["tag"] for found in listed["processes"]] == ["mine"]
+        asked = {"process": {"tag": "mine"}, "signal": "SIGNAL_SIGTERM"}
+        assert (await client.rpc(made, "/process.Process/SendSignal", asked))[0] == 200
+
+    anywhere(act)

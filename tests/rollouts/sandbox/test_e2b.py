@@ -1,0 +1,48 @@
+"""The e2b backend, as far as it can be seen without E2B's SDK; `end_to_end/test_e2b.py` has the rest."""
+
+import asyncio
+import base64
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paddock.errors import SandboxError
+from paddock.rollouts.limits import SandboxLimits
+from paddock.rollouts.sandbox import SandboxSpec, available, open_sandbox
+from paddock.rollouts.sandbox.e2b import CommandLine
+
+
+def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "e2b", None)
+    with pytest.raises(SandboxError, match="E2B's SDK") as caught:
+        asyncio.run(open_sandbox("e2b", SandboxSpec(SandboxLimits())))
+    assert caught.value.hint == "pip install 'paddock[e2b]'"
+    assert "paddock[e2b]" in str(available("e2b"))
+
+
+def test_frames_come_as_lines_however_the_text_is_cut() -> None:
+    async def main() -> list[bytes]:
+        line = CommandLine(SimpleNamespace())
+        text = "".join(base64.b64encode(data).decode() + "\n" for data in (b"\xff\x00", b"second"))
+        for letter in text:
+            line._heard(letter)
+        return [await line.receive() for _ in range(2)]
+
+    assert asyncio.run(main()) == [b"\xff\x00", b"second"]
+
+
+def test_what_is_sent_keeps_its_order_and_fits_into_a_request() -> None:
+    sent: list[Any] = []
+
+    async def send_stdin(pid: int, data: bytes) -> None:
+        sent.append((pid, len(data), data[:1]))
+
+    async def main() -> None:
+        line = CommandLine(SimpleNamespace(commands=SimpleNamespace(send_stdin=send_stdin)))
+        line._handle = SimpleNamespace(pid=7)
+        await line.send(b"a" * (1 << 20) + b"b")
+
+    asyncio.run(main())
+    assert sent == [(7, 1 << 20, b"a"), (7, 1, b"b")]
