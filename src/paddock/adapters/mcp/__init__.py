@@ -1,0 +1,1 @@
+"""MCP servers as environments: each session has a server, or a conversation with one, of its own."""

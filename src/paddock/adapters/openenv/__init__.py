@@ -1,0 +1,1 @@
+"""OpenEnv's environment classes on our server, unmodified."""

@@ -1,0 +1,321 @@
+# mypy: ignore-errors
+"""Runs in the other interpreter, beside OpenEnv: finds the environment, and lives its sessions.
+
+`pkg.mod:Class` names a class. A folder with `openenv.yaml`, or a module, names an app: it is imported, and what it
+gives to `create_app` is taken. Knows nothing of Paddock; needs OpenEnv, and uses what comes with it.
+"""
+
+import asyncio
+import dataclasses
+import importlib
+import inspect
+import json
+import os
+import re
+import sys
+import types
+from concurrent.futures import ThreadPoolExecutor
+from typing import get_args, get_origin, get_type_hints
+
+
+class Later(types.ModuleType):
+    """OpenEnv's own page, until somebody wants it: its toolkit is most of what importing OpenEnv costs."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def wanted(*arguments, **keywords):
+            sys.modules.pop(PAGE, None)
+            return getattr(importlib.import_module(PAGE), name)(*arguments, **keywords)
+
+        return wanted
+
+
+PAGE = "openenv.core.env_server.web_interface"
+sys.modules.setdefault(PAGE, Later(PAGE))
+
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation, ListToolsAction  # noqa: E402
+from openenv.core.env_server.types import Action, Observation, State  # noqa: E402
+from pydantic import BaseModel, TypeAdapter, ValidationError  # noqa: E402
+from pydantic_core import to_json  # noqa: E402
+
+TASK_METHODS = ("list_splits", "list_tasks", "num_tasks", "get_task", "get_task_range")
+MAKERS = ("create_app", "create_fastapi_app")
+MAKER_MODULES = ("openenv.core", "openenv.core.env_server", "openenv.core.env_server.http_server")
+
+
+class Refused(ValueError):
+    """The action does not fit."""
+
+
+class Enough(Exception):
+    """The app could not be made, but what it was to be made of has been seen."""
+
+
+class NotFound(ImportError):
+    def __init__(self, message, hint):
+        super().__init__(message)
+        self.hint = hint
+
+
+def load(place):
+    if os.path.isdir(place):
+        return Hosted(*from_folder(place))
+    module, colon, name = place.partition(":")
+    if not colon:
+        return Hosted(*from_app(module))
+    found = getattr(importlib.import_module(module), name, None)
+    if found is None:
+        raise NotFound(f"{module} has no {name}", "name the environment class")
+    return Hosted(found)
+
+
+def from_folder(folder):
+    """What the app of an environment's folder serves."""
+    folder = os.path.abspath(folder)
+    try:
+        with open(os.path.join(folder, "openenv.yaml"), encoding="utf-8") as file:
+            written = re.search(r"^app:\s*['\"]?([\w.]+)", file.read(), re.MULTILINE)
+    except OSError as error:
+        raise NotFound(f"{folder} has no openenv.yaml", "name a folder that has one, or pkg.mod:Class") from error
+    base = os.path.basename(folder)
+    app = (written.group(1) if written else "server.app").rpartition(f"{base}.")[2]
+    sys.path.insert(0, os.path.dirname(folder))
+    try:
+        return from_app(f"{base}.{app}")
+    except ImportError:
+        # Some are written to be run from inside their folder.
+        sys.path.insert(0, folder)
+        return from_app(app)
+
+
+def from_app(name):
+    """The arguments that a module gives to `create_app` when it is imported."""
+    taken = []
+    before = []
+    for place in MAKER_MODULES:
+        module = importlib.import_module(place)
+        for maker in MAKERS:
+            original = getattr(module, maker, None)
+            if original is not None:
+                before.append((module, maker, original))
+                setattr(module, maker, recording(original, taken))
+    try:
+        importlib.import_module(name)
+    except Enough:
+        pass
+    finally:
+        for module, maker, original in before:
+            setattr(module, maker, original)
+    if not taken:
+        raise NotFound(f"{name} calls no create_app when it is imported", "name the class instead: pkg.mod:Class")
+    given = taken[0]
+    types = (given.get("action_cls"), given.get("observation_cls"), given.get("state_cls"))
+    return given["env"], *types
+
+
+def recording(original, taken):
+    signature = inspect.signature(original)
+
+    def record(*arguments, **keywords):
+        taken.append(signature.bind(*arguments, **keywords).arguments)
+        try:
+            return original(*arguments, **keywords)
+        except Exception as error:
+            # Its own server would not take it; what is needed here is known.
+            raise Enough from error
+
+    return record
+
+
+def written_types(cls):
+    """Action, observation and state: from `Environment[A, O, S]`, else as the methods are annotated."""
+    found = [None, None, None]
+    for base in cls.__mro__:
+        for written in vars(base).get("__orig_bases__", ()):
+            if getattr(get_origin(written), "__name__", "") == "Environment" and len(get_args(written)) == 3:
+                found = [one if isinstance(one, type) else None for one in get_args(written)]
+                break
+    methods = (getattr(cls, "step", None), getattr(cls, "reset", None), getattr(cls.state, "fget", None))
+    for number, (method, name) in enumerate(zip(methods, ("action", "return", "return"), strict=True)):
+        try:
+            annotated = get_type_hints(method).get(name)
+        except (NameError, TypeError):
+            continue
+        if found[number] is None and isinstance(annotated, type) and issubclass(annotated, BaseModel):
+            found[number] = annotated
+    return found
+
+
+class Hosted:
+    """An environment class, or a factory, with its types."""
+
+    def __init__(self, make, action=None, observation=None, state=None):
+        self.make = make
+        self.shared = None
+        self.probe = make()
+        cls = self.cls = type(self.probe)
+        written = written_types(cls)
+        self.is_tools = self.has_connection = hasattr(cls, "mcp_session")
+        default = CallToolAction if self.is_tools else Action
+        self.action = action or written[0] or default
+        self.observation = observation or written[1] or (CallToolObservation if self.is_tools else Observation)
+        self.state = state or written[2] or State
+        self.is_tools = self.is_tools and self.action in (Action, CallToolAction, ListToolsAction)
+        self.read = TypeAdapter(self.action).validator
+        if getattr(cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
+            self.shared = ThreadPoolExecutor(1)
+        self.sync_step = implementation(cls, "step")
+        self.sync_reset = implementation(cls, "reset")
+        accepts = inspect.signature(getattr(cls, "reset" if self.sync_reset else "reset_async")).parameters
+        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepts.values())
+        self.accepts = None if open_ended else set(accepts)
+
+    def describe(self):
+        probe, self.probe = self.probe, None
+        session = Session(self, probe)
+        try:
+            about = probe.get_metadata() if hasattr(probe, "get_metadata") else None
+            name = self.cls.__name__
+            told = {
+                "name": name,
+                "concurrent": bool(getattr(self.cls, "SUPPORTS_CONCURRENT_SESSIONS", False)),
+                "methods": [method for method in TASK_METHODS if callable(getattr(probe, method, None))],
+                "metadata": {
+                    "name": name,
+                    "description": f"{name} environment",
+                    **(json.loads(text(about)) if about else {}),
+                },
+                "tools": None,
+            }
+            if self.is_tools:
+                listed = session.step(ListToolsAction())
+                told["tools"] = [json.loads(text(tool)) for tool in listed.tools]
+            else:
+                told["schemas"] = {
+                    "action": TypeAdapter(self.action).json_schema(),
+                    "observation": TypeAdapter(self.observation).json_schema(mode="serialization"),
+                    "state": TypeAdapter(self.state).json_schema(mode="serialization"),
+                }
+        finally:
+            session.close()
+        return told
+
+    def open(self):
+        return Session(self, self.shared.submit(self.make).result() if self.shared else self.make())
+
+
+def implementation(cls, name):
+    """Whether the plain method is the one to call: of it and its async twin, the one an author wrote last."""
+    for base in cls.__mro__:
+        if base.__name__ == "Environment" and base.__module__.startswith("openenv."):
+            return True
+        if f"{name}_async" in vars(base):
+            return False
+        if name in vars(base):
+            return not inspect.iscoroutinefunction(getattr(cls, name))
+    return True
+
+
+class Session:
+    """One environment. Lives on one thread."""
+
+    def __init__(self, hosted, environment):
+        self.hosted = hosted
+        self.environment = environment
+        self.runner = self.connection = None
+        self.step = self.plainly("step") if hosted.sync_step else self.on_a_loop("step")
+        self.reset = self.plainly("reset") if hosted.sync_reset else self.on_a_loop("reset")
+        self.read = self.tool_action if hosted.is_tools else hosted.read.validate_json
+        self.enter()
+
+    def ask(self, kind, data):
+        if kind == b"step":
+            try:
+                action = self.read(data)
+            except ValidationError as error:
+                raise Refused(problems(error)) from None
+            return text(self.step(action))
+        if kind == b"reset":
+            given = json.loads(data) or {}
+            accepts = self.hosted.accepts
+            return text(self.reset(**{k: v for k, v in given.items() if accepts is None or k in accepts}))
+        if kind == b"state":
+            state = getattr(self.environment, "state", None)
+            return text(state() if callable(state) else state)
+        name, *arguments = json.loads(data)
+        return text(self.run(getattr(self.environment, name), *arguments))
+
+    def tool_action(self, data):
+        listing = b'"list_tools"' in data and json.loads(data).get("type") == "list_tools"
+        return (ListToolsAction if listing else CallToolAction).model_validate_json(data)
+
+    def enter(self):
+        """Tools are asked over one connection inside, which is kept open as long as the session."""
+        # A plain step makes loops of its own, which could not share it.
+        if self.hosted.has_connection and not self.hosted.sync_step:
+            self.connection = self.environment.mcp_session()
+            self.run(self.connection.__aenter__)
+
+    def plainly(self, name):
+        method = getattr(self.environment, name)
+        shared = self.hosted.shared
+        return (lambda *a, **k: shared.submit(method, *a, **k).result()) if shared else method
+
+    def on_a_loop(self, name):
+        method = getattr(
+            self.environment, name if not hasattr(self.environment, f"{name}_async") else f"{name}_async"
+        )
+        return lambda *arguments, **keywords: self.run(method, *arguments, **keywords)
+
+    def run(self, method, *arguments, **keywords):
+        value = method(*arguments, **keywords)
+        if not inspect.isawaitable(value):
+            return value
+        if self.runner is None:
+            self.runner = asyncio.Runner()
+        return self.runner.run(finished(value))
+
+    def close(self):
+        try:
+            if self.connection is not None:
+                self.run(self.connection.__aexit__, None, None, None)
+            close = getattr(self.environment, "close", None)
+            if close is not None:
+                if self.hosted.shared:
+                    self.hosted.shared.submit(close).result()
+                else:
+                    self.run(close)
+        finally:
+            if self.runner is not None:
+                self.runner.close()
+
+
+async def finished(value):
+    return await value
+
+
+def text(value):
+    """JSON bytes of what an environment returned."""
+    serializer = getattr(value, "__pydantic_serializer__", None)
+    if serializer is not None:
+        return serializer.to_json(value, fallback=plain)
+    return to_json(value, fallback=plain, inf_nan_mode="null")
+
+
+def plain(value):
+    """What JSON does not know."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if dataclasses.is_dataclass(value):
+        return dataclasses.asdict(value)
+    if hasattr(value, "structured_content"):
+        return {
+            key: getattr(value, key, None) for key in ("content", "structured_content", "meta", "data", "is_error")
+        }
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def problems(error):
+    return json.loads(error.json(include_context=False))

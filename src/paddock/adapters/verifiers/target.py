@@ -1,0 +1,30 @@
+"""`verifiers:ID@VENV`: a taskset of verifiers as a target.
+
+ID is the taskset's name, or a file that exports one. VENV is the virtual environment that has verifiers (it pins
+packages that rule out sharing ours): its folder, or its python.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paddock.adapters.child.hosted import environment_class
+from paddock.adapters.child.process import Process, interpreter
+from paddock.errors import TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LOADER = Path(__file__).with_name("hosted.py")
+
+
+def load(rest: str) -> tuple[Callable[[], Any], str]:
+    """Raises TargetError."""
+    place, at, venv = rest.rpartition("@")
+    if not at:
+        raise TargetError(
+            f"verifiers:{rest} does not say where verifiers is installed", hint=f"write verifiers:{rest}@PATH/TO/VENV"
+        )
+    process = Process(interpreter(venv), LOADER, place)
+    return environment_class(process, process.start()), Path(place).stem.lower()
