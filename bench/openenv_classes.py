@@ -3,9 +3,8 @@
     python -m bench.openenv_classes                              # the classes of openenv_app.py
     python -m bench.openenv_classes 'path/to/connect4_env={"column":3}' …
 
-Ours runs them both ways: in the server's own process (`openenv:pkg.mod:Class`, where OpenEnv is installed beside
-Paddock), and in another process with OpenEnv's virtual environment (`openenv:PLACE@VENV`), which is all that a folder
-allows. A class that does not declare itself safe for concurrent sessions is stepped in one.
+Ours runs them both ways: where OpenEnv is installed beside Paddock (`openenv:pkg.mod:Class`), and moved into OpenEnv's
+own virtual environment (`openenv:PLACE@VENV`), which is all that a folder allows. A class that does not declare itself safe for concurrent sessions is stepped in one.
 """
 
 import argparse
@@ -33,7 +32,7 @@ class ClassSpec(ServerSpec):
     """A server for a class of OpenEnv's kind."""
 
     inside: bool = False
-    """Whether Paddock runs the class in its own process."""
+    """Whether OpenEnv is installed beside Paddock."""
 
     def command(self, port: int) -> list[str]:
         options = ["--host", HOST, "--port", str(port), "--max-sessions", str(self.max_sessions)]
@@ -54,7 +53,7 @@ def measure(place: str, action: str, sessions: int, *, seconds: float, rounds: i
     name = place.rstrip("/").rpartition(":")[2].rpartition("/")[2]
     label = f"{name}, {sessions} session{'s' if sessions > 1 else ''}"
     most = 1 if sessions == 1 else 2 * sessions
-    ways = {"own process": False, **({"same process": True} if ":" in place else {})}
+    ways = {"@VENV": False, **({"beside": True} if ":" in place else {})}
     with ExitStack() as stack:
         specs = [ClassSpec("paddock", place, most, inside=inside) for inside in ways.values()]
         servers = [stack.enter_context(running(spec)) for spec in (*specs, ClassSpec("openenv", place, most))]

@@ -18,6 +18,7 @@ from scripts.peers import PEERS, peer_python
 
 from adapters.served import serving
 from paddock import SyncClient
+from paddock.adapters.openenv.moving import can_carry, move_in
 from paddock.errors import EnvironmentFailure, InvalidMessage, StepTimeout, TargetError, ToolFailure
 from paddock.targets import load_target
 
@@ -105,6 +106,35 @@ def test_an_openenv_folder_plays_its_episodes_on_our_server(counter: Any) -> Non
         assert schema["observation"]["properties"]["total"]["type"] == "integer"
         tasks = request(server.url, "POST", "/counter/num_tasks", {"split": "train"})
         assert tasks.body == {"num_tasks": 3}
+
+
+def test_the_whole_server_moves_to_the_interpreter_that_has_the_environment(counter: Any) -> None:
+    python = peer_python("openenv")
+    folder = counter.process.place
+    command = [sys.executable, "-m", "paddock", "serve", f"openenv:{folder}@{python}", "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+        assert words[0].decode() == str(python)
+        assert words.count(f"openenv:{folder}".encode()) == 1
+        with SyncClient(url) as client:
+            client.reset()
+            assert client.step({"amount": 4}).observation["total"] == 4
+            with pytest.raises(InvalidMessage):
+                client.step({"amount": -1})
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def test_an_interpreter_that_cannot_carry_a_server_is_left_alone() -> None:
+    assert can_carry(sys.executable, {**os.environ, "PADDOCK_MOVED_IN": "/nowhere"}) is False
+    assert can_carry("/bin/false", dict(os.environ)) is False
+    assert can_carry("/no/such/python", dict(os.environ)) is False
+    move_in("openenv:pkg.mod:Class@/bin/sh", ["serve", "openenv:pkg.mod:Class@/bin/sh"])
+    move_in("counter", ["serve", "counter"])
 
 
 def test_an_openenv_class_with_tools_offers_them() -> None:

@@ -92,6 +92,10 @@ def command(
     from paddock.targets import load_target
 
     _log(log_level)
+    if engine == "local" and target.startswith("openenv:"):
+        from paddock.adapters.openenv.moving import move_in
+
+        move_in(target, sys.argv[1:])
     variables = read_variables()
     make, name = load_target(target)
     scale = None

@@ -114,16 +114,17 @@ class Blueprint:
         check_class(cls)
         self.name = name or cls.__name__.lower()
         written = _type_parameters(cls)
-        self.action_type = action_type or getattr(cls, "action_type", None) or written[0] or Action
+        self.action_type = action_type or _declared(make, cls, "action_type") or written[0] or Action
         self.observation_type = (
-            observation_type or getattr(cls, "observation_type", None) or written[1] or Observation
+            observation_type or _declared(make, cls, "observation_type") or written[1] or Observation
         )
         self.state_type = (
-            state_type or _annotated_state(cls) or getattr(cls, "state_type", None) or written[2] or State
+            state_type or _annotated_state(cls) or _declared(make, cls, "state_type") or written[2] or State
         )
         self.reset_observation_type = (
             reset_observation_type or getattr(cls, "reset_observation_type", None) or self.observation_type
         )
+        self.deterministic = bool(getattr(cls, "deterministic", False))
         self.concurrent = bool(
             getattr(cls, "concurrent_sessions", False) or getattr(cls, "SUPPORTS_CONCURRENT_SESSIONS", False)
         )
@@ -218,6 +219,11 @@ def environment_class(make: Callable[[], Any]) -> type:
             closing.join()
         elif close is not None:
             close()
+
+
+def _declared(make: Any, cls: type, name: str) -> Any:
+    """A type that the factory or the class names."""
+    return getattr(make, name, None) or getattr(cls, name, None)
 
 
 def check_class(cls: type) -> None:

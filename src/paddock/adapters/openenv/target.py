@@ -1,14 +1,16 @@
 """`openenv:PLACE[@VENV]`: an OpenEnv environment as a target.
 
-PLACE is `pkg.mod:Class`, a module whose app is to be served, or a folder with `openenv.yaml`. A class that can be
-imported here runs in this process; everything else in a process of its own, under the interpreter of VENV (a folder,
-or a path to python) or, without one, under this one.
+PLACE is `pkg.mod:Class`, a module whose app is to be served, or a folder with `openenv.yaml`. Without VENV it runs in
+this process. With VENV (a folder, or a path to python) it runs in a process of its own under that interpreter, unless
+the whole server could move there: see `moving`.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
@@ -29,17 +31,44 @@ def load(rest: str) -> tuple[Callable[[], Any], str]:
     place, at, venv = rest.rpartition("@")
     place, named = (place, interpreter(venv)) if at else (rest, None)
     name = _name(place)
-    if named is None and ":" in place and _is_here("openenv"):
-        from paddock.targets import class_in_module
-
-        return typed(class_in_module(place)), name
-    if named is None and not _is_here("openenv"):
+    if named is not None:
+        process = Process(named, LOADER, place)
+        return environment_class(process, process.start()), name
+    if importlib.util.find_spec("openenv") is None:
         raise TargetError(
             f"openenv:{place} needs the openenv package, which is not installed here",
             hint=f"say where it is: openenv:{place}@PATH/TO/VENV, or pip install openenv",
         )
-    process = Process(named or sys.executable, LOADER, place)
-    return environment_class(process, process.start()), name
+    if ":" not in place:
+        return from_app(place), name
+    from paddock.targets import class_in_module
+
+    return typed(class_in_module(place)), name
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What an app gives to `create_app`: something that makes environments, and their types."""
+
+    make: Callable[[], Any]
+    action_type: Any
+    observation_type: Any
+    state_type: Any
+
+    def __call__(self) -> Any:
+        return self.make()
+
+
+def from_app(place: str) -> Given:
+    """What the app of a folder or a module serves. Raises TargetError."""
+    hosted: Any = importlib.import_module("paddock.adapters.openenv.hosted")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return Given(*(hosted.from_folder(place) if Path(place).is_dir() else hosted.from_app(place)))
+    except Exception as error:
+        hint = getattr(error, "hint", "") or "does it run under OpenEnv's own server?"
+        raise TargetError(f"{place!r} cannot be loaded: {type(error).__name__}: {error}", hint=hint) from error
 
 
 def typed(made: Callable[[], Any]) -> Callable[[], Any]:
@@ -63,10 +92,6 @@ def _is_parametrized(made: type) -> bool:
         getattr(get_origin(each), "__name__", "") == "Environment" and isinstance(get_args(each)[0], type)
         for each in written
     )
-
-
-def _is_here(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
 
 
 def _name(place: str) -> str:

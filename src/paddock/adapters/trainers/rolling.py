@@ -6,6 +6,8 @@ keeps the store, the model and the connections open from one call to the next.
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -89,20 +91,34 @@ class Roller:
         self._thread = LoopThread("paddock-rollouts")
         self._stack = AsyncExitStack()
         self._parts: Parts | None = None
+        self._running: asyncio.Task[Any] | None = None
 
     def run(self, prompts: Sequence[Any]) -> list[Rolled]:
         """One rollout for each prompt, in their order."""
         return self._thread.call(self._run, prompts)
 
+    def cancel(self) -> None:
+        """Cut off the rollouts that are under way, from another thread: `run` raises CancelledError."""
+        running = self._running
+        if running is not None:
+            running.get_loop().call_soon_threadsafe(running.cancel)
+
     def close(self) -> None:
         """Give everything back. Closing again does nothing."""
+        atexit.unregister(self.close)
         if self._parts is not None:
             self._parts = None
             self._thread.call(self._stack.aclose)
         self._thread.close()
 
     async def _run(self, prompts: Sequence[Any]) -> list[Rolled]:
-        parts = await self._open()
+        self._running = asyncio.current_task()
+        try:
+            return await self._roll_out(prompts, await self._open())
+        finally:
+            self._running = None
+
+    async def _roll_out(self, prompts: Sequence[Any], parts: Parts) -> list[Rolled]:
         tasks = [self._make_task(prompt) for prompt in prompts]
         counts: dict[Task, int] = {}
         for task in tasks:
@@ -119,6 +135,8 @@ class Roller:
     async def _open(self) -> Parts:
         if self._parts is None:
             self._parts = await self._stack.enter_async_context(opened(self._model, self._keys, self._store))
+            # A trainer that is done does not say so.
+            atexit.register(self.close)
         return self._parts
 
     def _rolled(self, store: Store, record: RolloutRecord) -> Rolled:

@@ -140,6 +140,8 @@ def reward(*, reward: Sequence[float | None], **_: Any) -> list[float | None]:
 
 # -- RolloutWorker: rollouts beside the training -----------------------------------------------------------------
 
+STOP_SECONDS = 60.0
+
 
 class RolloutWorker:
     """For `AsyncGRPOTrainer(rollout_worker=…)`: rolls out group after group and puts each sequence into a queue.
@@ -180,10 +182,11 @@ class RolloutWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the group that is under way, and give everything back."""
+        """Cut off the group that is under way, and give everything back."""
         self._stopping.set()
+        self._roller.cancel()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(STOP_SECONDS)
 
     def update_model_version(self, model_version: int) -> None:
         self._version = model_version
@@ -202,7 +205,8 @@ class RolloutWorker:
             while not self._stopping.is_set():
                 self._roll([next(numbered) for _ in range(self._groups)])
         except BaseException as error:
-            self._error = error
+            # Whoever stops it cuts off what runs.
+            self._error = None if self._stopping.is_set() else error
         finally:
             self._roller.close()
 
