@@ -1,7 +1,10 @@
 """The doors to TRL, as far as they need no TRL: episodes behind methods, and the columns of rollouts."""
 
+import asyncio
 import pickle
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +14,12 @@ from paddock.adapters.trainers.episode import OVER, Place, seed_of
 from paddock.adapters.trainers.rolling import Rolled, Roller, task_of
 from paddock.adapters.trainers.trl import RolloutWorker, TrlEnvironment, columns, environment_factory, reward
 from paddock.env import ToolReturn
-from paddock.errors import ConfigError, ToolFailure
+from paddock.errors import ConfigError, RolloutError, ToolFailure
+from paddock.rollouts import Task
 from paddock.rollouts.export.samples import Sample
+from paddock.rollouts.loop import Scene
+from paddock.rollouts.loop.environment import EnvironmentScene
+from paddock.rollouts.models import Endpoint
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.record import RolloutRecord
 
@@ -211,3 +218,31 @@ def test_an_agent_does_not_work_in_an_environment() -> None:
 def test_a_group_of_one_cannot_be_compared() -> None:
     with pytest.raises(ConfigError, match="1 generations"):
         RolloutWorker(["go"], "http://127.0.0.1:1", num_generations=1)
+
+
+def test_a_worker_that_breaks_says_why(tmp_path: Path) -> None:
+    worker = RolloutWorker(["go"], "nonsense", environment=Door, store=tmp_path)
+    worker.start()
+    worker._thread.join(30)
+    with pytest.raises(RolloutError, match="nonsense"):
+        worker.check_health(60.0)
+    worker.stop()
+
+
+def test_stopping_a_worker_cuts_off_what_runs(tmp_path: Path) -> None:
+    begun = threading.Event()
+
+    class Endless(EnvironmentScene):
+        async def open(self) -> None:
+            begun.set()
+            await asyncio.sleep(3600)
+
+    def scene(task: Task) -> Scene:
+        return Endless(Door, task.instruction)
+
+    worker = RolloutWorker(["go"], Endpoint("http://127.0.0.1:1/v1", "m"), environment=scene, store=tmp_path)
+    worker.start()
+    assert begun.wait(30)
+    worker.stop()
+    assert not worker._thread.is_alive()
+    assert worker._error is None
