@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -38,10 +40,13 @@ PAUSE = 0.5
 """Between two steps of a session."""
 WORK_SECONDS = 6.0
 """How long an agent sleeps between its two model calls."""
-PATIENCE = 120.0
+PATIENCE = 240.0
 SERVER_ENDS_WITHIN = 30.0
 SETTLE_SECONDS = 10.0
-CHECK = 'mkdir -p /logs/verifier; if [ "$(cat answer.txt)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt'
+CHECK = """
+mkdir -p /logs/verifier
+if [ "$(cat answer.txt)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
 AGENT = """
 import http.client, json, os, subprocess, sys, urllib.parse
 MARK = {mark!r}
@@ -76,7 +81,10 @@ class Report:
     """The longest that any call of any session took, to its answer or its error, from the kill on."""
     slowest_new_episode_s: float = 0.0
     """From the kill until the last of the lost sessions stepped again."""
+    rollouts_at_work: int = 0
+    """Whose agent ran when the node was killed."""
     rollouts_lost: int = 0
+    """Of these: how many were on that node."""
     slowest_outcome_s: float = 0.0
     """From the kill until the last of the lost rollouts had its outcome."""
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -93,9 +101,14 @@ class Report:
 
 
 @contextmanager
-def serving(address: str, *options: str, log: Path) -> Iterator[str]:
-    """`paddock serve counter --engine ray`, from its first word to its end; its URL."""
-    command = [sys.executable, "-m", "paddock", "serve", "counter", "--engine", "ray", "--ray-address", address]
+def serving(address: str | None, *options: str, log: Path, target: str = "counter") -> Iterator[str]:
+    """`paddock serve` on a cluster, or without one, from its first word to its end; its URL.
+
+    Either way it stays in this process' session: a scheduler that shares the cores out among sessions would treat
+    a server in a session of its own differently from one that a node of ours has started.
+    """
+    command = [sys.executable, "-m", "paddock", "serve", target]
+    command += [] if address is None else ["--engine", "ray", "--ray-address", address]
     with log.open("ab") as errors:
         process = subprocess.Popen(
             [*command, "--port", "0", "--json", *options], stdout=subprocess.PIPE, stderr=errors
@@ -117,16 +130,22 @@ def serving(address: str, *options: str, log: Path) -> Iterator[str]:
 
 
 def lose_a_node(
-    cluster: LocalCluster, folder: Path, *, sessions: int, rollouts: int, node: int = 2, work: float = WORK_SECONDS
+    cluster: LocalCluster,
+    folder: Path,
+    *,
+    sessions: int,
+    rollouts: int,
+    node: int = 2,
+    work: float = WORK_SECONDS,
 ) -> Report:
-    """Load the cluster with sessions on three hosts and with rollouts, kill one node, and see everything to its end."""
+    """Load three hosts with sessions, and all nodes with rollouts; kill one node, and see everything to its end."""
     mark = f"fault-{os.urandom(6).hex()}"
     os.environ["PADDOCK_FAULT_MARK"] = mark
     options = ["--hosts", "3", "--host-cpus", "0.5", "--max-sessions", str(2 * sessions), "--log-level", "warning"]
     try:
         with serving(cluster.address, *options, log=folder / "serve.log") as url:
             storm = Storm(cluster, folder, url, Report(sessions, rollouts), mark, node, work)
-            report = asyncio.run(asyncio.wait_for(storm.run(), PATIENCE + work))
+            report = asyncio.run(asyncio.wait_for(storm.run(), 3 * PATIENCE))
     finally:
         del os.environ["PADDOCK_FAULT_MARK"]
     deadline = time.monotonic() + SETTLE_SECONDS
@@ -138,7 +157,14 @@ def lose_a_node(
 
 class Storm:
     def __init__(
-        self, cluster: LocalCluster, folder: Path, url: str, report: Report, mark: str, node: int, work: float
+        self,
+        cluster: LocalCluster,
+        folder: Path,
+        url: str,
+        report: Report,
+        mark: str,
+        node: int,
+        work: float,
     ) -> None:
         self.cluster = cluster
         self.report = report
@@ -154,24 +180,31 @@ class Storm:
         self._wrong: Counter[str] = Counter()
         self._killed_at = 0.0
         self._over = asyncio.Event()
+        self._hosts: set[int] = set()
+        self._sandboxes: list[str] = []
 
     async def run(self) -> Report:
         batch = asyncio.ensure_future(self._roll_out())
+        await self._until(self._all_at_work, batch)
         playing = [asyncio.ensure_future(self._play(number)) for number in range(self.report.sessions)]
-        await self._until(lambda: len(self._stepped) == self.report.sessions and self._all_at_work(), batch)
+        await self._until(lambda: len(self._stepped) == self.report.sessions, batch)
+        await self._note_hosts()
         await self._kill(batch)
         result = await batch
         await self._until(lambda: self._again >= self._lost)
+        await self._note_hosts()
         self._over.set()
         await asyncio.gather(*playing)
         self._count(result)
         return self.report
 
     async def _kill(self, batch: asyncio.Future[Any]) -> None:
+        at_work = self._at_work()
+        self.report.rollouts_at_work = len(at_work)
         self._killed_at = time.monotonic()
         killed = await asyncio.to_thread(self.cluster.kill_node, self._node)
         self.report.killed_processes = len(killed)
-        broken = [each for each in self._at_work() if each.metadata["node"]["pid"] in killed]
+        broken = [each for each in at_work if each.metadata["node"]["pid"] in killed]
         self.report.rollouts_lost = len(broken)
         await self._until(lambda: all(self._seen[each.rollout_id].finished for each in broken), batch)
         self.report.slowest_outcome_s = time.monotonic() - self._killed_at if broken else 0.0
@@ -192,16 +225,23 @@ class Storm:
         report.sessions_wrong = dict(self._wrong)
         self._sandboxes = [record.sandbox_id for record in records if record.sandbox_id]
 
+    async def _note_hosts(self) -> None:
+        def ask() -> Any:
+            with urllib.request.urlopen(f"{self._url}/health", timeout=10) as answer:
+                return json.load(answer)
+
+        self._hosts |= {host["pid"] for host in (await asyncio.to_thread(ask))["hosts"]}
+
     def left_over(self) -> list[int]:
-        """Processes with our mark, but for the nodes themselves, and those of any sandbox of the batch."""
-        mine = {os.getpid()}
-        found = {pid for pid in marked_processes(self._mark) if pid not in mine and not is_of_ray(pid)}
+        """Agents, the server and its door (they bear the mark), the hosts, and processes of the batch's sandboxes."""
+        found = set(marked_processes(self._mark)) - {os.getpid()} | {pid for pid in self._hosts if is_running(pid)}
         return sorted(found.union(*(marked(sandbox) for sandbox in self._sandboxes)))
 
     # -- sessions -------------------------------------------------------------------------------------
 
     async def _play(self, number: int) -> None:
         """Step at leisure; whoever is told that the episode is lost begins another one."""
+        client: Client[Any]
         async with Client(self._url) as client:
             await self._timed(number, client.reset())
             while not self._over.is_set():
@@ -240,7 +280,7 @@ class Storm:
     async def _roll_out(self) -> Any:
         script = self._folder / "script.json"
         script.write_text(json.dumps(SCRIPT))
-        agent = CommandAgent(["python3", "-c", AGENT.format(mark=self._mark, seconds=self._work)])
+        agent = CommandAgent(shlex.join(["python3", "-c", AGENT.format(mark=self._mark, seconds=self._work)]))
         task = Task(instruction="Write 42 to answer.txt.", id="answer", verifier=CHECK)
         engine = RayEngine(self.cluster.address, Resources(cpus=0.1))
         count = self.report.rollouts
@@ -283,10 +323,8 @@ def marked_processes(mark: str) -> list[int]:
     return found
 
 
-def is_of_ray(pid: int) -> bool:
-    """A process of a node that waits for work: it goes with its node."""
+def is_running(pid: int) -> bool:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
-        return True
-    return b"ray::IDLE" in words or b"default_worker.py" in words or b"ray_cluster" in words or b"/ray/" in words
+        return False

@@ -45,6 +45,8 @@ class Environment(Generic[ActionT, ObservationT, StateT]):
 
     concurrent_sessions: ClassVar[bool] = False
     """Whether instances can live side by side in one process. Without it a server grants one session."""
+    deterministic: ClassVar[bool] = False
+    """Whether the same seed and the same actions give the same observations: then a client may replay an episode."""
     inline: ClassVar[bool] = False
     """Declare reset, step and state cheap (well under a millisecond): they run without a thread.
     A class that turns out slow is moved to threads, with a warning."""

@@ -13,6 +13,7 @@ PaddockError
 │   └── Forbidden
 ├── SessionError                   there is no session to act in
 │   ├── SessionNotFound
+│   │   └── HostLost
 │   ├── SessionTaken
 │   ├── SessionBusy
 │   ├── SessionClosed
@@ -28,6 +29,7 @@ PaddockError
 │   └── ToolFailure
 │       ├── ToolNotFound
 │       └── InvalidToolArguments
+├── ClusterError                   Ray is missing, cannot be reached, or cannot place what was asked
 ├── RolloutError                   a part of a rollout broke; the name says which
 │   ├── TaskError
 │   ├── AgentError
@@ -149,6 +151,13 @@ class SessionNotFound(SessionError, LookupError):
     rpc_code = -32602
 
 
+class HostLost(SessionNotFound):
+    """The machine or process that kept the session is gone, and the session with it."""
+
+    kind = "host_lost"
+    http_status = 410
+
+
 class SessionTaken(SessionError):
     """Another socket is attached to this session."""
 
@@ -243,6 +252,13 @@ def tool_error_class(error_type: str) -> type[ToolFailure]:
     """The class for the `error_type` of a tool observation."""
     found = {kind.error_type: kind for kind in (ToolNotFound, InvalidToolArguments)}
     return found.get(str(getattr(error_type, "value", error_type)), ToolFailure)
+
+
+class ClusterError(PaddockError):
+    """Ray is missing, cannot be reached, or cannot place what was asked."""
+
+    code = "CLUSTER_ERROR"
+    http_status = 503
 
 
 class RolloutError(PaddockError):

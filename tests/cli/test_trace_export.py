@@ -108,3 +108,13 @@ def test_wrong_words_are_refused_with_a_hint(store: Path, arguments: tuple[str, 
     error = export(store, *arguments).exception
     assert isinstance(error, ConfigError)
     assert error.hint
+
+
+def test_a_list_without_a_match_is_not_an_empty_store(store: Path, tmp_path: Path) -> None:
+    def told(folder: Path, *arguments: str) -> str:
+        command = ["trace", "list", "--store", str(folder), *arguments]
+        return CliRunner().invoke(paddock, command, standalone_mode=False).stderr
+
+    assert "no rollout matches --task another --outcome lost" in told(store, "--task", "another", "--outcome", "lost")
+    Store.open(tmp_path / "empty").close()
+    assert "the store holds no rollouts" in told(tmp_path / "empty")

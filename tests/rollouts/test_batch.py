@@ -1,6 +1,7 @@
 """Many rollouts: the bound, the new tries, going on after a stop, and counts that balance."""
 
 import asyncio
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from paddock.rollouts import batch as batches
 from paddock.rollouts.batch import Batch, BatchResult, Group
 from paddock.rollouts.capture import Upstream
 from paddock.rollouts.limits import Timeouts
+from paddock.rollouts.loop.agent import LoopAgent
+from paddock.rollouts.loop.plan import LoopPlan
 from paddock.rollouts.models.endpoint import Endpoint
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.plan import Plan
@@ -248,6 +251,25 @@ def test_a_store_that_fails_says_so_and_every_rollout_it_knows_has_an_outcome(tm
 def test_numbers_that_make_no_sense_are_refused(store: Store, wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         run(batch(store, **wrong))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"top_logprobs": 21},
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"agent_timeout": 0.0},
+        {"agent_timeout": math.nan},
+        {"context_tokens": 0},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_anything_runs(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=name):
+        Plan(shell("true"), NOBODY_THERE, **wrong)
+    with pytest.raises(ConfigError, match=name):
+        LoopPlan(LoopAgent(), NOBODY_THERE, **wrong)
 
 
 def test_two_tasks_of_one_name_are_refused(store: Store) -> None:

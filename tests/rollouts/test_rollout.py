@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,13 @@ def test_a_sandbox_that_does_not_exist_is_refused_at_once(store: Store) -> None:
         rolled(store, shell(SOLVE), sandbox="dokcer")
     assert "bwrap" in (caught.value.hint or "")
     assert store.count() == 0
+
+
+def test_what_would_help_is_kept_with_the_reason(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "e2b", None)
+    record = rolled(store, shell(SOLVE), sandbox="e2b")
+    assert record.outcome is Outcome.SANDBOX
+    assert record.error == "the e2b backend needs E2B's SDK (pip install 'paddock[e2b]')"
 
 
 def test_a_sandbox_that_cannot_be_made_blames_the_sandbox(store: Store) -> None:

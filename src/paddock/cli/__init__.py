@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -96,7 +96,7 @@ def note(text: str) -> None:
     click.echo(text, err=True)
 
 
-def print_json(document: Any) -> None:
+def print_json(document: Any, file: IO[str] | None = None) -> None:
     from paddock.protocol.codec import encode
 
-    click.echo(encode(document).decode())
+    click.echo(encode(document).decode(), file=file)

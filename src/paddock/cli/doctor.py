@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -159,12 +161,15 @@ def extra(name: str, use: str) -> Finding:
 
 
 def install_command(name: str) -> str:
-    """The extra of that name if Paddock has one, else the package itself."""
+    """The smallest extra that brings it if Paddock has one, else the package itself."""
     try:
-        extras = importlib.metadata.metadata("paddock").get_all("Provides-Extra") or []
+        wanted = importlib.metadata.requires("paddock") or []
     except importlib.metadata.PackageNotFoundError:
-        extras = []
-    known = next((known for known in (name, name.removesuffix("-python")) if known in extras), None)
+        wanted = []
+    found = (re.match(r"([\w.-]+).*extra == [\"'](\w+)[\"']", line) for line in wanted)
+    pairs = [(match[1], match[2]) for match in found if match and match[2] != "dev"]
+    sizes = Counter(extra for _, extra in pairs)
+    known = min((extra for package, extra in pairs if package == name), key=sizes.__getitem__, default=None)
     return f"pip install 'paddock[{known}]'" if known else f"pip install {name}"
 
 

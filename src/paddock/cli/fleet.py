@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -75,6 +75,20 @@ def command() -> None:
 @click.option("--faults", is_flag=True, help="Offer /_lab/faults, which breaks things on purpose. Loopback only.")
 @click.option("--web", is_flag=True, help="Offer the page at /web/.")
 @click.option("--store", type=click.Path(path_type=Path), help="Whose rollouts the page shows. Also: PADDOCK_STORE.")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="ray: place instances over a Ray cluster.",
+)
+@click.option("--ray-address", help="A running cluster, HOST:6379. Also: RAY_ADDRESS. Default: start one here.")
+@click.option(
+    "--instance-cpus", default=0.25, show_default=True, help="With ray: CPUs an instance takes of its node."
+)
+@click.option("--instance-memory", type=int, help="With ray: MiB that an instance takes of its node.")
+@click.option("--instance-resources", help='With ray: custom resources of an instance, as JSON: {"browser": 1}.')
+@click.option("--ship", type=click.Path(path_type=Path), help="With ray: a folder to copy to every node.")
 @click.option("--log-level", default="warning", show_default=True, help="debug, info, warning or error.")
 @state_option
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
@@ -89,6 +103,12 @@ def up(
     faults: bool,
     web: bool,
     store: Path | None,
+    engine: str,
+    ray_address: str | None,
+    instance_cpus: float,
+    instance_memory: int | None,
+    instance_resources: str | None,
+    ship: Path | None,
     log_level: str,
     state: Path | None,
     as_json: bool,
@@ -120,6 +140,15 @@ def up(
 
         extend = partial(page_in_plane, folder=store)
     with ExitStack() as until_the_end:
+        placed: dict[str, Any] = {}
+        if engine == "ray":
+            from paddock.cli.fleet_ray import place_on_ray
+            from paddock.config import MEBIBYTE
+            from paddock.scale.cluster import Resources, parse_resources
+
+            memory = None if instance_memory is None else instance_memory * MEBIBYTE
+            each = Resources(instance_cpus, memory, parse_resources(instance_resources))
+            settings, placed = place_on_ray(settings, each, ray_address, ship, until_the_end)
 
         def announce(url: str, _: str) -> None:
             until_the_end.enter_context(address_left(folder, url))
@@ -135,7 +164,7 @@ def up(
             if web:
                 note(f"  page: {url}/web/?token={shown}")
 
-        serve_plane(settings, announce, extend=extend)
+        serve_plane(settings, announce, extend=extend, **placed)
 
 
 def with_usual(written: tuple[str, ...]) -> tuple[str, ...]:

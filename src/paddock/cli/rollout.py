@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from paddock.rollouts.batch import BatchResult
+    from paddock.rollouts.engine import Engine
 
 BROKEN = 1
+RAY = "ray"
 
 
 class WithDefault(click.Group):
@@ -72,6 +75,14 @@ def command() -> None:
 @click.option("--retries", type=int, help="New tries after a failure outside the policy. Default: 2; lone: 0.")
 @click.option("--resume", "batch_id", metavar="BATCH", help="Go on with a batch that was stopped.")
 @click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
+@click.option(
+    "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where to run."
+)
+@click.option("--ray-address", help="The Ray cluster. Default: RAY_ADDRESS, or one is started on this machine.")
+@click.option("--rollout-cpus", type=click.FloatRange(min=0), help="Processors of its node for each. Default: 1.")
+@click.option("--rollout-memory", type=click.IntRange(min=1), help="Bytes of its node's memory for each.")
+@click.option("--rollout-resources", help='More of its node for each, as JSON: {"sandbox_bwrap": 1}.')
+@click.option("--rollouts-per-node", type=click.IntRange(1, 10_000), help="The most at a time on one node.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each rollout, as it ends.")
 def run(
     tasks: tuple[str, ...],
@@ -112,13 +123,26 @@ def run(
         max_tokens_per_call=max_tokens,
     )
     consent = options.pop("unsafe")
+    options["engine"] = choose_engine(
+        options["engine"],
+        address=options.pop("ray_address"),
+        cpus=options.pop("rollout_cpus"),
+        memory=options.pop("rollout_memory"),
+        custom=options.pop("rollout_resources"),
+        per_node=options.pop("rollouts_per_node"),
+    )
     batch_id = options["batch_id"] = options["batch_id"] or new_batch_id()
-    with RolloutProgress(total=len(chosen) * options["n"], words=not as_json) as progress:
+    data = sys.stdout
+    # Ray prints its own warnings to the standard output, which is for data only.
+    with (
+        redirect_stdout(sys.stderr),
+        RolloutProgress(total=len(chosen) * options["n"], words=not as_json) as progress,
+    ):
 
         def settled(record: Any) -> None:
             progress.settle(record)
             if as_json:
-                print_json(summarize(record))
+                print_json(summarize(record), file=data)
 
         work = run_batch(
             chosen,
@@ -135,6 +159,20 @@ def run(
         return INTERRUPTED
     report(result, as_json)
     return 0 if all(record.outcome == "ok" for record in result.records) else BROKEN
+
+
+def choose_engine(name: str, **given: Any) -> str | Engine:
+    """The engine with its resources. Raises ConfigError for those of a cluster where there is none."""
+    told = {option: value for option, value in given.items() if value is not None}
+    if name != RAY:
+        if told:
+            raise ConfigError("rollouts of this machine take no options of a cluster", hint="add --engine ray")
+        return name
+    from paddock.scale.cluster import Resources, parse_resources
+    from paddock.scale.rollouts import RayEngine
+
+    resources = Resources(told.get("cpus", 1.0), told.get("memory"), parse_resources(told.get("custom")))
+    return RayEngine(told.get("address"), resources, told.get("per_node"))
 
 
 def find_environment(named: str) -> str | Callable[[], Any]:

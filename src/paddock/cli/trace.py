@@ -36,7 +36,9 @@ def command() -> None:
 @click.option("--model", help="Only rollouts of this model.")
 @click.option("--outcome", help="Only rollouts that ended so.")
 @click.option("--batch", "batch_id", help="Only rollouts of this batch.")
-@click.option("--limit", default=50, show_default=True, help="At most so many, the newest first.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many, the newest first."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def list_command(store: Path | None, limit: int, as_json: bool, **filters: Any) -> int:
     """List rollouts, the newest first."""
@@ -53,7 +55,9 @@ def list_command(store: Path | None, limit: int, as_json: bool, **filters: Any) 
     if total > len(records):
         note(f"{len(records)} of {total} shown; --limit shows more")
     if not total:
-        note("the store holds no rollouts; paddock rollout TASK --model … makes some")
+        chosen = [f"--{name.removesuffix('_id')} {value}" for name, value in filters.items() if value]
+        made = "the store holds no rollouts; paddock rollout TASK --model … makes some"
+        note(f"no rollout matches {' '.join(chosen)}" if chosen else made)
     return 0
 
 

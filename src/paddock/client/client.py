@@ -71,6 +71,10 @@ class Client(Generic[ObservationT]):
                 target, headers=given, timeouts=self.timeouts, reconnect=reconnect,
                 queue_timeout=queue_timeout, on_queue=on_queue,
             )  # fmt: skip
+            if reconnect is not None and reconnect.replay:
+                from paddock.client.replay import ReplayTransport
+
+                self._transport = ReplayTransport(self._transport)
         elif transport == "http":
             from paddock.client.transports.http import HttpTransport
 

@@ -26,6 +26,9 @@ class Reconnect:
     """Seconds after which the episode counts as lost. 0 never reconnects."""
     first_pause: float = 0.05
     longest_pause: float = 2.0
+    replay: bool = False
+    """When the session is lost with its host: begin a new one, give it the same seed and actions, and go on if it
+    answers the same. Only for environments that declare themselves `deterministic`."""
 
     def pauses(self) -> Iterator[float]:
         pause = self.first_pause

@@ -281,6 +281,10 @@ class VectorClient:
             {i: {"type": "reset", "data": {**arguments, **own[i]}} for i in range(self.sessions)}
         )
 
+    async def reset(self, arguments: Mapping[int, Mapping[str, Any]]) -> list[Result]:
+        """Begin a new episode in some sessions, each with its own arguments."""
+        return await self._ask_all({i: {"type": "reset", "data": dict(given)} for i, given in arguments.items()})
+
     async def step_all(self, actions: Sequence[Any]) -> list[Result]:
         """One step in every session, in the order of the sessions."""
         if len(actions) != self.sessions:
@@ -304,6 +308,8 @@ class VectorClient:
                 raise ClientError(f"there is no session {index}", hint=f"they are numbered 0 to {self.sessions - 1}")
             if self._lanes[index][1].frame is not None:
                 raise ClientError(f"session {index} has a request under way", hint="await it before the next")
+        if not messages:
+            return []
         round = Round(len(messages))
         outgoing: dict[Trunk, list[dict[str, Any]]] = {trunk: [] for trunk in self._trunks}
         for place, (index, message) in enumerate(messages.items()):

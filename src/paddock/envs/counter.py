@@ -28,6 +28,7 @@ class Counter(Environment[Add, Total, CounterState]):
     """Adds up what it is given. The episode ends at ten."""
 
     concurrent_sessions = True
+    deterministic = True
     inline = True
 
     def __init__(self) -> None:

@@ -142,7 +142,9 @@ class McpEndpoint:
     def _headers(
         self, method: str, tool: str = "", *, session: str | None = None, version: str | None = None
     ) -> dict[str, str]:
-        headers = {"Authorization": f"Bearer {self._key}", "Accept": f"application/json, {STREAM}"}
+        headers = {"Accept": f"application/json, {STREAM}"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
         if (named := session or self._session) is not None:
             headers["Mcp-Session-Id"] = named
         if (spoken := version or self._version) is not None:

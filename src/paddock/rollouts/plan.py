@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,8 +46,20 @@ class Plan:
 
     def __post_init__(self) -> None:
         choose_backend(self.sandbox, consent=self.consent)
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """Before anything is run: a wrong number must not look like an outcome."""
         if self.mode not in MODES:
             raise ConfigError(f"mode is {self.mode!r}", hint=f"use {' or '.join(MODES)}")
+        if not 0 <= self.top_logprobs <= 20:
+            raise ConfigError(f"top_logprobs is {self.top_logprobs}", hint="give a number from 0 to 20")
+        if self.temperature is not None and not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature is {self.temperature}", hint="give 0 or more")
+        for name in ("agent_timeout", "context_tokens"):
+            given = getattr(self, name)
+            if given is not None and not 0 < given < math.inf:
+                raise ConfigError(f"{name} is {given}", hint="give a number above 0")
 
     def describe(self) -> dict[str, Any]:
         """What to keep with a rollout, so that it can be run again."""

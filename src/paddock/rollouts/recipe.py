@@ -31,7 +31,7 @@ class Recipe:
     seed: int | None = None
 
     def batch(self, tasks: Sequence[Task], **options: Any) -> Batch:
-        """A batch of such rollouts; `options` are those of `Batch`. Raises ConfigError if they do not fit together."""
+        """A batch of such rollouts; `options` are those of `Batch`. Raises ConfigError if it cannot be."""
         if isinstance(self.agent, LoopAgent):
             from paddock.rollouts.loop.runs import environment_batch
 

@@ -107,7 +107,8 @@ class Rollout:
                 worker.uncancel()
         except PaddockError as error:
             blamed = (outcome for kind, outcome in BLAME.items() if isinstance(error, kind))
-            self._end(next(blamed, Outcome.ENVIRONMENT), error.message)
+            hint = f" ({error.hint})" if error.hint else ""
+            self._end(next(blamed, Outcome.ENVIRONMENT), f"{error.message}{hint}")
         except Exception as error:
             logger.exception("rollout %s broke", self.id)
             self._end(Outcome.ENVIRONMENT, f"{type(error).__name__}: {error}")

@@ -63,7 +63,7 @@ def serve(
 def run(app: Any, sockets: list[socket.socket]) -> None:
     """Serve on sockets that are bound already. Returns when the server has drained and stopped."""
     server = DrainingServer(server_config(app), app.state.service)
-    _calm_collector()
+    calm_collector()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(server.serve(sockets=sockets))
 
@@ -99,8 +99,8 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def server_config(app: Any) -> uvicorn.Config:
-    service: Service = app.state.service
+def server_config(app: Any, upgrades: type | None = None) -> uvicorn.Config:
+    """How uvicorn runs an application. `upgrades` is the protocol that takes WebSockets, if not our usual one."""
     config = uvicorn.Config(
         app,
         loop="none",
@@ -117,7 +117,7 @@ def server_config(app: Any) -> uvicorn.Config:
     )
     config.load()
     config.http_protocol_class = OneWriteProtocol
-    config.ws_protocol_class = type("Upgrades", (UpgradeRouter,), {"service": service})
+    config.ws_protocol_class = upgrades or type("Upgrades", (UpgradeRouter,), {"service": app.state.service})
     return config
 
 
@@ -155,7 +155,7 @@ def require_token(host: str, service: Service) -> None:
         )
 
 
-def _calm_collector() -> None:
+def calm_collector() -> None:
     """Keep the garbage collector off the thousands of objects that live as long as the server."""
     gc.collect()
     gc.freeze()

@@ -29,6 +29,17 @@ class Watched(Protocol):
     def look_after(self, now: float) -> None: ...
 
 
+class Peers(Protocol):
+    """Servers on other machines that are shown together with this one."""
+
+    waiting: int
+    """Newcomers that wait in front of all of them."""
+
+    async def gather(self, path: str, headers: dict[str, str]) -> list[bytes]:
+        """The answers of all others to the same GET."""
+        ...
+
+
 class Service:
     """Made before the loop runs, started inside it. `manager` exists between start and stop."""
 
@@ -40,6 +51,7 @@ class Service:
         self.colleagues: Colleagues | None = None
         self.host: str | None = None
         """Set before the start where this server is one of several machines: what its session tokens begin with."""
+        self.peers: Peers | None = None
         self.sockets: set[Watched] = set()
         self.stopping = False
         self._manager: SessionManager | None = None

@@ -16,7 +16,7 @@ from paddock.protocol.redact import redact
 from paddock.sessions.blueprint import Affinity, Blueprint
 from paddock.sessions.runner import Threads, awaited
 from paddock.sessions.session import Door, Session, SessionInfo, Work
-from paddock.sessions.slots import Count, LocalCount, Slots
+from paddock.sessions.slots import LEASE, Count, Leases, LocalCount, Slots
 from paddock.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -58,12 +58,16 @@ class SessionManager:
         clock: Callable[[], float] = time.monotonic,
         secrets: tuple[str, ...] = (),
         worker: int = 0,
+        host: str | None = None,
     ) -> None:
         self.blueprint = blueprint
         self.limits = limits
         self.clock = clock
         self.secrets = secrets
         self.worker = worker
+        self.host = host
+        """Names this server and its present life where several machines share the sessions."""
+        self.leases = Leases()
         self.loop = asyncio.get_running_loop()
         self.threads = Threads(limits.threads)
         self.metrics = Metrics()
@@ -92,15 +96,18 @@ class SessionManager:
         token: str | None = None,
         wait: float | None = None,
         moved: Callable[[int], None] | None = None,
+        lease: str | None = None,
     ) -> Session:
         """A new session, as soon as there is a slot for it.
 
         Waits up to `wait` seconds for one (None: as the server is set up); `moved` hears the place in
-        the queue. Raises CapacityReached, QueueTimeout, ServerDraining or FactoryError.
+        the queue. A `lease` is a slot that `reserve` took for this session.
+        Raises CapacityReached, QueueTimeout, ServerDraining or FactoryError.
         """
         if self.is_draining():
             raise ServerDraining("the server is shutting down", hint="connect to another one, or again later")
-        await self._take_slot(self.limits.queue_timeout if wait is None else wait, moved)
+        if not self.leases.redeem(lease or LEASE.get()):
+            await self._take_slot(self.limits.queue_timeout if wait is None else wait, moved)
         threads = self.threads_for_session()
         environment = await self.build(threads, holds_slot=True)
         session = Session(self, environment, door, threads, token)
@@ -111,6 +118,17 @@ class SessionManager:
             session.close("the server is shutting down")
             raise ServerDraining("the server is shutting down")
         return session
+
+    def reserve(self) -> str | None:
+        """Take a slot for a session that will be opened soon. None if there is no free one, even by making room."""
+        if self.is_draining() or not (self.slots.take() or (self.make_room() and self.slots.take())):
+            return None
+        return self.leases.grant(self.host or "", self.clock())
+
+    def release(self, lease: str) -> None:
+        """Give the slot of a lease back, if no session came of it."""
+        if self.leases.redeem(lease):
+            self.slots.give_back()
 
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[Session]:
@@ -147,7 +165,9 @@ class SessionManager:
         return session
 
     def new_token(self) -> str:
-        """An unguessable token. Its first byte names the worker process that keeps the session."""
+        """An unguessable token. It begins with what keeps the session: a host, or a worker process's number."""
+        if self.host is not None:
+            return f"{self.host}-{uuid.uuid4()}"
         return f"{self.worker:02x}{str(uuid.uuid4())[2:]}"
 
     async def build(self, threads: Threads, *, holds_slot: bool = False) -> Any:
@@ -280,6 +300,8 @@ class SessionManager:
                 work.session.expire(work)
         self.threads.compensate()
         self.slots.expire(now)
+        for lease in self.leases.expired(now):
+            self.release(lease)
         if self.slots.waiting:
             self.make_room()
             self.slots.admit()

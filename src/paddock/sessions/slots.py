@@ -7,7 +7,9 @@ counts behind it (see `paddock.server.workers`).
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 from paddock.errors import PaddockError, QueueTimeout
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 class Count(Protocol):
     """How many slots are taken and who waits, wherever those numbers live."""
 
-    capacity: int
+    @property
+    def capacity(self) -> int: ...
 
     def take(self, ticket: int | None = None) -> bool:
         """Take a slot if one is free and nobody with an earlier ticket waits."""
@@ -71,6 +74,33 @@ class LocalCount:
         return 0
 
 
+LEASE_SECONDS = 10.0
+LEASE: ContextVar[str | None] = ContextVar("lease", default=None)
+"""The lease that came with the present request."""
+
+
+class Leases:
+    """Slots taken for sessions that are still to be opened. Each is used once, or runs out."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def grant(self, host: str, now: float) -> str:
+        lease = f"{host}-{secrets.token_hex(8)}"
+        self._until[lease] = now + LEASE_SECONDS
+        return lease
+
+    def redeem(self, lease: str | None) -> bool:
+        """Whether the lease is good. It is used up by that."""
+        return lease is not None and self._until.pop(lease, None) is not None
+
+    def expired(self, now: float) -> list[str]:
+        return [lease for lease, until in self._until.items() if now >= until] if self._until else []
+
+
 class Waiter:
     __slots__ = ("admitted", "deadline", "moved", "place", "ticket")
 
@@ -89,6 +119,8 @@ class Slots:
         self._count = count
         self._clock = clock
         self._waiters: deque[Waiter] = deque()
+        self.freed: Callable[[], None] | None = None
+        """Hears of every slot that is given back."""
 
     @property
     def capacity(self) -> int:
@@ -108,6 +140,8 @@ class Slots:
     def give_back(self) -> None:
         self._count.give_back()
         self.admit()
+        if self.freed is not None:
+            self.freed()
 
     def admit(self) -> None:
         """Let in as many of those who wait as there is room for."""

@@ -1,74 +1,131 @@
-"""A real Ray cluster on this machine, for tests and benchmarks: nodes are processes, addresses are loopback."""
+"""A real Ray cluster on this machine, for tests and benchmarks: nodes are processes, addresses are loopback.
+
+The nodes belong to a process of their own (`python -m paddock.testing.ray_cluster`), which does what it is told in
+lines of JSON and takes them all along when it ends.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
+ENDS_WITHIN = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    node_id: str
+    address: str
 
 
 class LocalCluster:
     """`nodes` nodes with addresses 127.0.0.2, 127.0.0.3, …; the first is the head. Use it in `with`."""
 
     def __init__(self, nodes: int = 3, *, cpus: float = 2, resources: dict[str, float] | None = None) -> None:
+        self.address = ""
+        self.nodes: list[LocalNode] = []
+        """All that were ever there."""
         self._count = nodes
-        self._cpus = cpus
-        self._resources = resources or {}
-        self._cluster: Any = None
-        self.nodes: list[Any] = []
+        self._usual = {"num_cpus": cpus, "resources": resources or {}}
+        self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        from ray.cluster_utils import Cluster
-
-        self._cluster = Cluster(shutdown_at_exit=True)
+        command = [sys.executable, "-m", __name__]
+        environ = {"RAY_worker_niceness": "0", **os.environ}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
+        )
         try:
             for _ in range(self._count):
                 self.add_node()
+            self._ask("wait", self._count)
         except BaseException:
-            self._cluster.shutdown()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        for node in self.nodes:
-            kill_all(workers_of(node))
-        self._cluster.shutdown()
+        assert self._process is not None
+        with self._process as process:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(ENDS_WITHIN)
+            finally:
+                process.kill()
 
-    @property
-    def address(self) -> str:
-        return str(self._cluster.address)
-
-    def add_node(self, **options: Any) -> Any:
-        """One more node. Returns Ray's handle of it."""
-        node = self._cluster.add_node(
-            num_cpus=self._cpus, resources=dict(self._resources), object_store_memory=OBJECT_STORE_BYTES,
-            node_ip_address=f"127.0.0.{len(self.nodes) + 2}", include_dashboard=False, **options,
-        )  # fmt: skip
-        self.nodes.append(node)
-        return node
+    def add_node(self, **options: Any) -> None:
+        """One more node."""
+        self.address, node_id, address = self._ask("add", {**self._usual, **options})
+        self.nodes.append(LocalNode(node_id, address))
 
     def kill_node(self, number: int) -> list[int]:
         """The node's power is cut: kill -9 of all its processes at once. Returns their ids."""
+        killed: list[int] = self._ask("kill", number)
+        return killed
+
+    def _ask(self, verb: str, argument: Any) -> Any:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps([verb, argument]) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError("the cluster's process ended; its words are on stderr")
+        return json.loads(line)
+
+
+class Keeper:
+    """The other end: holds Ray's own handles of the nodes."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster: Any = Cluster(shutdown_at_exit=True)
+        self.nodes: list[Any] = []
+
+    def add(self, options: dict[str, Any]) -> tuple[str, str, str]:
+        number = len(self.nodes)
+        head = {"include_dashboard": False} if number == 0 else {}
+        address = f"127.0.0.{number + 2}"
+        known = {"object_store_memory": OBJECT_STORE_BYTES, "node_ip_address": address, **head, **options}
+        node = self.cluster.add_node(wait=number == 0, **known)
+        self.nodes.append(node)
+        return str(self.cluster.address), str(node.node_id), address
+
+    def wait(self, nodes: int) -> int:
+        self.cluster.wait_for_nodes()
+        return nodes
+
+    def kill(self, number: int) -> list[int]:
         node = self.nodes[number]
-        pids = [
-            *workers_of(node),
-            *(process.process.pid for group in node.all_processes.values() for process in group),
-        ]
+        own = [known.process.pid for group in node.all_processes.values() for known in group]
+        pids = [*workers_of(node), *own]
         kill_all(pids)
         with suppress(Exception):
-            self._cluster.remove_node(node, allow_graceful=False)
+            self.cluster.remove_node(node, allow_graceful=False)
         return pids
+
+    def close(self) -> None:
+        left = [pid for node in self.nodes for pid in workers_of(node)]
+        self.cluster.shutdown()
+        kill_all(left)
 
 
 def workers_of(node: Any) -> list[int]:
     """The processes below a node's raylet: its workers, with actors and tasks, and their children."""
-    raylets = [process.process.pid for process in node.all_processes.get("raylet", [])]
     found: list[int] = []
-    waiting = list(raylets)
+    waiting = [process.process.pid for process in node.all_processes.get("raylet", [])]
     while waiting:
         children = children_of(waiting.pop())
         found += children
@@ -89,3 +146,22 @@ def kill_all(pids: list[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve one user, until its end of the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    keeper = Keeper()
+    try:
+        for line in sys.stdin:
+            verb, argument = json.loads(line)
+            answers.write(json.dumps(getattr(keeper, verb)(argument)) + "\n")
+            answers.flush()
+    finally:
+        keeper.close()
+
+
+if __name__ == "__main__":
+    main()

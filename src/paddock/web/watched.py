@@ -31,13 +31,17 @@ START_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 async def server(service: Service, *, alone: bool = False) -> dict[str, Any]:
     """The server with all its workers, or this process `alone`."""
     own = await _server(service)
-    colleagues = service.colleagues
-    if colleagues is None or alone:
+    others_here = service.colleagues or service.peers
+    if others_here is None or alone:
         return own
     token = service.config.access.token
     known = {"host": "127.0.0.1", **({"authorization": f"Bearer {token}"} if token else {})}
-    others = [orjson.loads(answer) for answer in await colleagues.gather(PATH, known)]
-    return merged([own, *(each for each in others if "sessions" in each)])
+    others = [orjson.loads(answer) for answer in await others_here.gather(PATH, known)]
+    whole = merged([own, *(each for each in others if "sessions" in each)])
+    if service.peers is not None:
+        whole["health"]["capacity"] = sum(each["health"]["capacity"] for each in [own, *others])
+        whole["queue"] = service.peers.waiting
+    return whole
 
 
 def merged(found: list[dict[str, Any]]) -> dict[str, Any]:

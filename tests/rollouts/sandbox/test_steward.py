@@ -5,7 +5,7 @@ import base64
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -223,5 +223,35 @@ def test_who_answers_nonsense_is_not_listened_to() -> None:
             await channel.ask("begin", {}, timeout=5)
         assert told.over.is_set()
         await channel.close()
+
+    asyncio.run(main())
+
+
+def test_a_line_that_does_not_close_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paddock.rollouts.sandbox.channel.CLOSE_TIMEOUT", 0.05)
+    released = asyncio.Event()
+
+    class Stubborn:
+        async def receive(self) -> bytes:
+            return await asyncio.Future()
+
+        async def send(self, data: bytes) -> None:
+            return None
+
+        async def close(self) -> None:
+            while not released.is_set():  # as a library that does not heed cancellation
+                with suppress(asyncio.CancelledError):
+                    await released.wait()
+
+    async def main() -> None:
+        told = Told()
+        channel = Channel(Stubborn(), told)
+        await asyncio.sleep(0)
+        try:
+            await asyncio.wait_for(channel.close(), 5)
+            assert told.over.is_set()
+            assert not channel.open
+        finally:
+            released.set()
 
     asyncio.run(main())

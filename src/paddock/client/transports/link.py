@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin
 
 from picows import WSCloseCode, WSListener, WSMsgType, ws_connect
 from picows.common import WSError
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from picows import WSFrame, WSTransport
 
 LARGEST_FRAME = 1024 * 1024 * 1024
+PATIENCE = 20.0
+PATIENCE_WITH_HOSTS = 4.0
+MOST_REDIRECTS = 5
 quiet = logging.getLogger("paddock.picows.client")
 quiet.setLevel(logging.CRITICAL)
 
@@ -85,24 +89,14 @@ async def connect(
     timeout: float | None,
 ) -> Link:
     """Open a connection. Raises ConnectFailed, saying what to check."""
-    connecting = asyncio.ensure_future(
-        ws_connect(
-            lambda: Link(received, lost),
-            url,
-            logger_name=quiet,
-            websocket_handshake_timeout=timeout,
-            max_frame_size=LARGEST_FRAME,
-            extra_headers=headers,
-            enable_auto_ping=True,
-            auto_ping_idle_timeout=20,
-            auto_ping_reply_timeout=20,
-        )
-    )
+    connecting = asyncio.ensure_future(_connect(url, headers, received, lost, timeout))
     try:
         async with asyncio.timeout(timeout):
             _, link = await asyncio.shield(connecting)
     except asyncio.CancelledError:
         connecting.add_done_callback(_close_unwanted)
+        raise
+    except ConnectFailed:
         raise
     except TimeoutError:
         connecting.add_done_callback(_close_unwanted)
@@ -118,6 +112,41 @@ async def connect(
     if not isinstance(link, Link):
         raise ConnectFailed(f"{url} hung up during the handshake", hint="is the server starting, or behind a proxy?")
     return link
+
+
+async def _connect(
+    url: str,
+    headers: dict[str, str],
+    received: Callable[[bytes], None],
+    lost: Callable[[Link], None],
+    timeout: float | None,
+) -> tuple[WSTransport, WSListener]:
+    """Follow a door that sends its clients to hosts. Only we watch over a socket to a host: ask it more often."""
+    silence = PATIENCE
+    for _ in range(MOST_REDIRECTS):
+        try:
+            return await ws_connect(
+                lambda: Link(received, lost),
+                url,
+                logger_name=quiet,
+                websocket_handshake_timeout=timeout,
+                max_frame_size=LARGEST_FRAME,
+                extra_headers=headers,
+                enable_auto_ping=True,
+                auto_ping_idle_timeout=silence,
+                auto_ping_reply_timeout=silence,
+                max_redirects=0,
+            )
+        except WSError as error:
+            response = getattr(error, "response", None)
+            where = response.headers.get("Location") if response is not None and 300 < response.status < 309 else None
+            if not where:
+                raise
+            target = urljoin(url, where)
+            if url.startswith("wss:") and not target.startswith("wss:"):
+                raise
+            url, silence = target, PATIENCE_WITH_HOSTS
+    raise ConnectFailed(f"{url} leads nowhere", hint="one redirect follows the other: look at the server")
 
 
 def _close_unwanted(connecting: asyncio.Future[Any]) -> None:

@@ -67,6 +67,8 @@ class WebSocketTransport:
         self.reconnects = 0
         self.foreign = False
         """Whether the server is not Paddock's: then there are no numbers and no way back."""
+        self.deterministic = False
+        """Whether the environment declares that the same actions lead to the same observations."""
         self._headers = headers or {}
         self._reconnect = reconnect or Reconnect()
         self._queue_timeout = queue_timeout
@@ -85,7 +87,7 @@ class WebSocketTransport:
 
     # -- Transport --------------------------------------------------------------------------------
 
-    async def open(self) -> None:
+    async def open(self, where: dict[str, Any] | None = None) -> None:
         """Connect, unless that has happened. A closed client may be opened again."""
         if self._closed and not self._opening.locked():
             self._closed = False
@@ -98,7 +100,8 @@ class WebSocketTransport:
             if self._queue_timeout is not None:
                 headers["Queue-Timeout"] = f"{self._queue_timeout:g}"
             self._lost = None
-            link = await self._connect(headers)
+            link = await self._connect(headers, **(where or {}))
+            self.deterministic = "Paddock-Deterministic" in link.headers
             self.foreign = "Paddock-Version" not in link.headers
             if self._lost is None and not self._closed:
                 self._token = link.headers.get("Session-Id")
@@ -193,6 +196,9 @@ class WebSocketTransport:
             if self._on_queue is not None:
                 self._on_queue(reply["data"]["place"])
             return
+        if reply["type"] == "moved":
+            self._move_on(reply["data"])
+            return
         number = reply.get("id")
         if number is not None:
             pending = self._numbered.pop(number, None)
@@ -217,16 +223,23 @@ class WebSocketTransport:
         self._token = None
         self._fail(error)
 
+    def _move_on(self, where: dict[str, Any]) -> None:
+        """A slot came free, on a host that we are told of: go there, with what is unanswered."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        self._returning = asyncio.get_running_loop().create_task(self._begin_anew(where))
+
     def _waits_only_for_a_reset(self) -> bool:
         """Whether nothing is lost with the session: what is unanswered begins a new episode anyway."""
         waiting = [pending for pending in self._numbered.values() if not pending.answer.done()]
         return len(waiting) == 1 and waiting[0].is_reset
 
-    async def _begin_anew(self) -> None:
-        """Send the unanswered reset to a new session."""
+    async def _begin_anew(self, where: dict[str, Any] | None = None) -> None:
+        """Send what is unanswered to a new session; `where` there is a slot for it, if a door said so."""
         self._returning = None
         try:
-            await self.open()
+            await self.open(where)
         except PaddockError as error:
             self._fail(error)
             return
@@ -322,9 +335,10 @@ class WebSocketTransport:
         if link is not None and not link.is_lost:
             link.close()
 
-    async def _connect(self, headers: dict[str, str]) -> Link:
-        scheme, host, path, _, _ = urlsplit(self.base)
-        address = urlunsplit(("wss" if scheme == "https" else "ws", host, f"{path}/ws", "", ""))
+    async def _connect(self, headers: dict[str, str], url: str | None = None, lease: str | None = None) -> Link:
+        scheme, host, path, _, _ = urlsplit(url or self.base)
+        query = f"lease={lease}" if lease else ""
+        address = urlunsplit(("wss" if scheme == "https" else "ws", host, f"{path}/ws", query, ""))
         self._attempt += 1
         received = partial(self._received, self._attempt)
         opened: Link = await self._open_link(address, headers, received, self._dropped, self.timeouts.connect)

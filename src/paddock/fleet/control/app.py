@@ -26,6 +26,7 @@ from paddock.fleet.control.routes.verifiers import Verifiers
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from paddock.fleet.control.process import Launcher
     from paddock.fleet.control.settings import PlaneSettings
     from paddock.fleet.control.verifying import Verify
 
@@ -36,13 +37,15 @@ PAGE = "/web"
 """The page, where there is one, looks at the key itself."""
 
 
-def create_plane(settings: PlaneSettings, *, verify: Verify | None = None) -> Starlette:
+def create_plane(
+    settings: PlaneSettings, *, verify: Verify | None = None, launcher: Launcher | None = None
+) -> Starlette:
     """An ASGI application that hosts environments. `app.state.plane` has its key.
 
     It hosts from the start to the end of its lifespan. `verify` runs verifiers; by default in child
-    processes of this machine.
+    processes of this machine. `launcher` starts instances; by default here as well.
     """
-    return PlaneApplication(Plane(settings, verify))
+    return PlaneApplication(Plane(settings, verify, launcher))
 
 
 class PlaneApplication(Starlette):

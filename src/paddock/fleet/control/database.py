@@ -24,7 +24,7 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 BUSY_SECONDS = 10.0
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = """
 CREATE TABLE instances (
     instance_id TEXT PRIMARY KEY, request_id TEXT UNIQUE, env_key TEXT NOT NULL, version TEXT NOT NULL,
@@ -32,7 +32,7 @@ CREATE TABLE instances (
     region TEXT NOT NULL, env_variables TEXT, data_key TEXT, data_version TEXT, image_type TEXT,
     run_id TEXT, created_at TEXT NOT NULL, updated_at TEXT NOT NULL, running_at TEXT, terminated_at TEXT,
     expires_at REAL NOT NULL, heartbeat_interval INTEGER, heartbeat_region TEXT, last_heartbeat REAL,
-    stop_request_id TEXT);
+    stop_request_id TEXT, address TEXT);
 CREATE INDEX instances_by_status ON instances (status);
 CREATE INDEX instances_by_run ON instances (run_id);
 CREATE TABLE versions (
@@ -61,6 +61,8 @@ CREATE TABLE messages (
 CREATE TABLE answers (request_id TEXT PRIMARY KEY, at REAL NOT NULL, answer TEXT NOT NULL);
 CREATE INDEX answers_by_age ON answers (at);
 """
+CHANGES = {1: "ALTER TABLE instances ADD COLUMN address TEXT;"}
+"""What makes the version after it of each older version."""
 
 
 class Database:
@@ -146,6 +148,9 @@ def _open(file: Path) -> sqlite3.Connection:
         found = connection.execute("PRAGMA user_version").fetchone()[0]
         if found == 0:
             connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        elif found in CHANGES:
+            changes = "".join(CHANGES[version] for version in range(found, SCHEMA_VERSION))
+            connection.executescript(f"BEGIN; {changes} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
         elif found != SCHEMA_VERSION:
             raise ConfigError(f"{file} was written by another version of Paddock", hint="choose another state folder")
     except ConfigError:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from paddock.errors import ServerDraining
 from paddock.fleet.control import records
 from paddock.fleet.control.pool import Pool
-from paddock.fleet.control.process import StartFailed, kill_left_over
+from paddock.fleet.control.process import LocalProcesses, StartFailed, kill_left_over
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
 
     from paddock.fleet.control.database import Database
-    from paddock.fleet.control.process import InstanceProcess
+    from paddock.fleet.control.process import HostedProcess, Launcher
     from paddock.fleet.control.records import Instance, Order
     from paddock.fleet.control.settings import PlaneSettings
 
@@ -41,7 +41,7 @@ class Live:
 
     order: Order
     began: float
-    process: InstanceProcess | None = None
+    process: HostedProcess | None = None
     timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
     start: asyncio.Task[Instance] | None = None
     ending: asyncio.Task[None] | None = None
@@ -60,7 +60,13 @@ class Hosting:
     """All instances of a plane."""
 
     def __init__(
-        self, settings: PlaneSettings, database: Database, *, api_key: str, runner_token: str | None
+        self,
+        settings: PlaneSettings,
+        database: Database,
+        *,
+        api_key: str,
+        runner_token: str | None,
+        launcher: Launcher | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -71,8 +77,9 @@ class Hosting:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
         self._faults: list[dict[str, Any]] = []
+        self.launcher: Launcher = launcher or LocalProcesses(settings.instance_command)
         self.pool = Pool(
-            settings.instance_command,
+            self.launcher,
             settings.state / "warm",
             warm=settings.warm,
             parallel=settings.parallel_starts,
@@ -92,6 +99,7 @@ class Hosting:
         for folder in (self._folder, self._settings.state / "warm"):
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             folder.mkdir(mode=0o700)
+        await self.launcher.open()
         self.pool.open()
 
     async def close(self) -> None:
@@ -103,6 +111,7 @@ class Hosting:
         await self.pool.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._settings.end_seconds)
+        await self.launcher.close()
 
     # -- what users ask for ---------------------------------------------------------------------------
 
@@ -197,7 +206,7 @@ class Hosting:
                 # It may have died long before it was asked; one that is started now has no such excuse.
                 live.process = process = await self.pool.take(fresh=True)
                 port = await self._bring_up(live, process)
-        found = await self._database.run(records.mark_running, order.instance_id, port)
+        found = await self._database.run(records.mark_running, order.instance_id, port, process.address)
         if found is None:
             raise StartFailed("it was ended while it started", passing=False)
         process.ended.add_done_callback(partial(self._has_died, live))
@@ -205,7 +214,7 @@ class Hosting:
         self.start_seconds.append(time.monotonic() - live.began)
         return found
 
-    async def _bring_up(self, live: Live, process: InstanceProcess) -> int:
+    async def _bring_up(self, live: Live, process: HostedProcess) -> int:
         """Tell a process what it is to be, and wait until it serves; its port."""
         order, folder = live.order, self.folder_of(live.order.instance_id)
         environment = self._settings.environment(order.env_key)
@@ -245,7 +254,7 @@ class Hosting:
 
     def _has_died(self, live: Live, ended: asyncio.Future[int]) -> None:
         if live.ending is None and live.process is not None:
-            reason = f"its process ended with code {ended.result()}: {live.process.last_words()}"
+            reason = live.process.how_it_ended()
             logger.warning("instance %s: %s", live.order.instance_id, reason)
             self._own(self._end(live, "error", reason))
 

@@ -19,6 +19,7 @@ from paddock.fleet.control.verifying import LocalVerifiers
 if TYPE_CHECKING:
     import sqlite3
 
+    from paddock.fleet.control.process import Launcher
     from paddock.fleet.control.settings import PlaneSettings
     from paddock.fleet.control.verifying import Verify
 
@@ -28,8 +29,11 @@ logger = logging.getLogger("paddock.fleet.control")
 class Plane:
     """Everything behind the routes. `open` takes the state folder, `start` begins to host, `stop` ends both."""
 
-    def __init__(self, settings: PlaneSettings, verify: Verify | None = None) -> None:
+    def __init__(
+        self, settings: PlaneSettings, verify: Verify | None = None, launcher: Launcher | None = None
+    ) -> None:
         self.settings = settings
+        self._launcher = launcher
         self.api_key = settings.api_key or kept_key(settings.state)
         self.runner_token = secrets.token_urlsafe(24) if settings.gate else None
         self.faults = Faults()
@@ -68,7 +72,13 @@ class Plane:
         self.open()
         await self.database.run(executions.end_left_over)
         await self.database.run(_note_versions, self.settings)
-        self._hosting = Hosting(self.settings, self.database, api_key=self.api_key, runner_token=self.runner_token)
+        self._hosting = Hosting(
+            self.settings,
+            self.database,
+            api_key=self.api_key,
+            runner_token=self.runner_token,
+            launcher=self._launcher,
+        )
         self._executions = Executions(self.database, self.settings.parallel_starts)
         await self.hosting.open()
 
@@ -108,6 +118,7 @@ class Plane:
                 "median": times[len(times) // 2] if times else None,
                 "most": times[-1] if times else None,
             },
+            **self.hosting.launcher.statistics(),
             "environments": [environment.env_key for environment in self.settings.environments],
         }
 

@@ -14,11 +14,13 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from paddock.fleet.control.process import InstanceProcess
+from paddock.errors import PaddockError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from paddock.fleet.control.process import HostedProcess, Launcher
 
 logger = logging.getLogger("paddock.fleet.control")
 
@@ -32,13 +34,13 @@ class Pool:
     At most `parallel` callers start at a time, first come, first served.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, *, warm: int, parallel: int, end_seconds: float) -> None:
-        self._command = command
+    def __init__(self, launcher: Launcher, folder: Path, *, warm: int, parallel: int, end_seconds: float) -> None:
+        self._launcher = launcher
         self._folder = folder
         self._warm = warm
         self._end_seconds = end_seconds
         self._slots = asyncio.Semaphore(parallel)
-        self._idle: deque[InstanceProcess] = deque()
+        self._idle: deque[HostedProcess] = deque()
         self._names = itertools.count(1)
         self._wanted = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -75,7 +77,7 @@ class Pool:
             if not self.asked:
                 self._wanted.set()
 
-    async def take(self, *, fresh: bool = False) -> InstanceProcess:
+    async def take(self, *, fresh: bool = False) -> HostedProcess:
         """A process for the caller, who must end it; with `fresh` one that has not waited."""
         while self._idle and not fresh:
             process = self._idle.popleft()
@@ -83,8 +85,8 @@ class Pool:
                 return process
         return await self._start()
 
-    async def _start(self) -> InstanceProcess:
-        return await InstanceProcess.start(self._command, self._folder / f"{next(self._names)}.log")
+    async def _start(self) -> HostedProcess:
+        return await self._launcher.start(self._folder / f"{next(self._names)}.log")
 
     async def _keep_warm(self) -> None:
         while True:
@@ -93,7 +95,7 @@ class Pool:
             while len(self._idle) < self._warm and not self.asked:
                 try:
                     process = await self._start()
-                except OSError as error:
+                except (OSError, PaddockError) as error:
                     await self._recover(f"no process can be started: {error}")
                     continue
                 process.was_warm = True
@@ -102,7 +104,7 @@ class Pool:
                 # Let those go first who came meanwhile.
                 await asyncio.sleep(0)
 
-    def _lost(self, process: InstanceProcess, ended: asyncio.Future[int]) -> None:
+    def _lost(self, process: HostedProcess, ended: asyncio.Future[int]) -> None:
         if process not in self._idle:
             return
         self._idle.remove(process)

@@ -1,7 +1,8 @@
 """One process that is, or will be, an instance: started, told what to be, ended with all it has started.
 
 Its standard input is its lifeline: it ends when that is closed, so nothing outlives a plane that was
-killed. Knows nothing of rows and requests.
+killed. Where it runs is its launcher's matter: `LocalProcesses` starts it on this machine. Knows nothing of
+rows and requests.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import signal
 import subprocess
 import threading
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
@@ -29,7 +31,14 @@ logger = logging.getLogger("paddock.fleet.control")
 MOST_LINE = 64 * 1024
 MOST_LOG_TAIL = 2000
 KILLED_SECONDS = 5.0
-OWN_SECRETS = ("FLEET_API_KEY", "RUNNER_AUTH_TOKEN", "FLEET_JUDGE_TOKEN", "PADDOCK_AUTH_TOKEN")
+OWN_SECRETS = (
+    "FLEET_API_KEY",
+    "RUNNER_AUTH_TOKEN",
+    "FLEET_JUDGE_TOKEN",
+    "PADDOCK_AUTH_TOKEN",
+    "RAY_AUTH_TOKEN",
+    "RAY_AUTH_TOKEN_PATH",
+)
 
 
 class StartFailed(PaddockError):
@@ -42,21 +51,113 @@ class StartFailed(PaddockError):
         self.passing = passing
 
 
-class InstanceProcess:
-    """A running `command`. Make it with `start`; whoever holds it must `end` it."""
+class HostedProcess(ABC):
+    """A process, wherever it runs. Whoever holds it must `end` it."""
 
-    def __init__(self, child: subprocess.Popen[bytes], log: Path) -> None:
-        loop = asyncio.get_running_loop()
-        self._child = child
-        self._loop = loop
-        self._input: asyncio.WriteTransport | None = None
-        self._first_line = _FirstLine(loop.create_future())
-        self.log = log
+    pid: int | None = None
+    """Its number, and when it began, if it is a process of this machine."""
+    started_ticks: int | None = None
+    address: str | None = None
+    """The machine it serves at; None for this one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.first_line: asyncio.Future[bytes | None] = self._loop.create_future()
+        """What it says first; None if it ends without a word."""
         self.was_warm = False
         """Whether it waited before it was needed."""
-        self.pid = child.pid
+        self.ended: asyncio.Future[int] = self._loop.create_future()
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.ended.done()
+
+    async def wait_until_serving(self, seconds: float) -> int:
+        """The port on which the process serves, once it was told what to be. Raises StartFailed."""
+        try:
+            async with asyncio.timeout(seconds):
+                line = await asyncio.shield(self.first_line)
+        except TimeoutError:
+            raise StartFailed(f"it did not serve within {seconds:g} s", passing=True) from None
+        if line is None:
+            await asyncio.wait([self.ended], timeout=KILLED_SECONDS)
+            raise StartFailed(self.how_it_ended("before it served"), passing=True)
+        try:
+            told = orjson.loads(line)
+            port, error = told.get("port"), told.get("error")
+        except (ValueError, AttributeError):
+            port, error = None, f"it answered with {line[:200]!r}"
+        if not isinstance(port, int):
+            raise StartFailed(str(error)[:MOST_LOG_TAIL], passing=False)
+        return port
+
+    def how_it_ended(self, when: str = "") -> str:
+        how = f"ended with code {self.ended.result()}" if self.ended.done() else "closed its output"
+        return f"its process {how}{when and ' '}{when}: {self.last_words()}"
+
+    @abstractmethod
+    def send(self, line: dict[str, Any]) -> None:
+        """Write a line to the process. One that is gone does not read it."""
+
+    @abstractmethod
+    def move_log(self, place: Path) -> None:
+        """Give the log another name; the process goes on writing to it."""
+
+    @abstractmethod
+    def last_words(self) -> str:
+        """The end of what it has said."""
+
+    @abstractmethod
+    async def end(self, seconds: float) -> None:
+        """End the process and whatever it has started; kill what has not ended after `seconds`."""
+
+
+class Launcher(Protocol):
+    """Where processes are started. `open` comes before the first `start`, `close` after the last `end`."""
+
+    async def open(self) -> None: ...
+
+    async def start(self, log: Path) -> HostedProcess:
+        """A process that waits to be told what to be. Raises OSError or StartFailed."""
+        ...
+
+    async def close(self) -> None: ...
+
+    def statistics(self) -> dict[str, Any]:
+        """What the plane tells about it."""
+        ...
+
+
+class LocalProcesses:
+    """Processes of this machine."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+
+    async def open(self) -> None:
+        pass
+
+    async def start(self, log: Path) -> InstanceProcess:
+        return await InstanceProcess.start(self._command, log)
+
+    async def close(self) -> None:
+        pass
+
+    def statistics(self) -> dict[str, Any]:
+        return {"engine": "local"}
+
+
+class InstanceProcess(HostedProcess):
+    """A running `command` on this machine. Make it with `start`; whoever holds it must `end` it."""
+
+    def __init__(self, child: subprocess.Popen[bytes], log: Path) -> None:
+        super().__init__()
+        self._child = child
+        self._input: asyncio.WriteTransport | None = None
+        self._output = _FirstLine(self.first_line)
+        self.log = log
+        self.pid: int = child.pid
         self.started_ticks = started_ticks(child.pid)
-        self.ended: asyncio.Future[int] = loop.create_future()
 
     @classmethod
     async def start(cls, command: Sequence[str], log: Path) -> InstanceProcess:
@@ -70,37 +171,11 @@ class InstanceProcess:
             raise
         return process
 
-    @property
-    def is_alive(self) -> bool:
-        return not self.ended.done()
-
-    async def wait_until_serving(self, seconds: float) -> int:
-        """The port on which the process serves, once it was told what to be. Raises StartFailed."""
-        try:
-            async with asyncio.timeout(seconds):
-                line = await self._first_line.told
-        except TimeoutError:
-            raise StartFailed(f"it did not serve within {seconds:g} s", passing=True) from None
-        if line is None:
-            await asyncio.wait([self.ended], timeout=KILLED_SECONDS)
-            how = f"ended with code {self.ended.result()}" if self.ended.done() else "closed its output"
-            raise StartFailed(f"its process {how} before it served: {self.last_words()}", passing=True)
-        try:
-            told = orjson.loads(line)
-            port, error = told.get("port"), told.get("error")
-        except (ValueError, AttributeError):
-            port, error = None, f"it answered with {line[:200]!r}"
-        if not isinstance(port, int):
-            raise StartFailed(str(error)[:MOST_LOG_TAIL], passing=False)
-        return port
-
     def send(self, line: dict[str, Any]) -> None:
-        """Write a line to the process. One that is gone does not read it."""
         if self._input is not None and not self._input.is_closing():
             self._input.write(orjson.dumps(line) + b"\n")
 
     def move_log(self, place: Path) -> None:
-        """Give the log another name; the process goes on writing to it."""
         self.log = self.log.rename(place)
 
     def last_words(self) -> str:
@@ -112,7 +187,6 @@ class InstanceProcess:
             return "its log is gone"
 
     async def end(self, seconds: float) -> None:
-        """End the process and whatever it has started; kill what has not ended after `seconds`."""
         if self._input is not None:
             self._input.close()
         if self.is_alive and seconds > 0:
@@ -127,7 +201,7 @@ class InstanceProcess:
     async def _connect(self) -> None:
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        await self._loop.connect_read_pipe(lambda: self._first_line, self._child.stdout)
+        await self._loop.connect_read_pipe(lambda: self._output, self._child.stdout)
         self._input, _ = await self._loop.connect_write_pipe(asyncio.Protocol, self._child.stdin)
 
     def _watch(self) -> None:

@@ -81,6 +81,8 @@ class Instance:
     heartbeat_region: str | None
     last_heartbeat: float | None
     stop_request_id: str | None
+    address: str | None
+    """The machine it runs on; None for the plane's own."""
 
     @property
     def is_alive(self) -> bool:
@@ -159,21 +161,25 @@ def count_alive(connection: sqlite3.Connection) -> int:
     return int(connection.execute(f"SELECT count(*) FROM instances WHERE {_ALIVE}").fetchone()[0])
 
 
-def mark_process(connection: sqlite3.Connection, instance_id: str, pid: int, started_ticks: int | None) -> None:
-    """Which process is, or becomes, the instance."""
+def mark_process(
+    connection: sqlite3.Connection, instance_id: str, pid: int | None, started_ticks: int | None
+) -> None:
+    """Which process of this machine, if it is one of this machine, is or becomes the instance."""
     connection.execute(
         "UPDATE instances SET pid = ?, started_ticks = ? WHERE instance_id = ?", (pid, started_ticks, instance_id)
     )
 
 
-def mark_running(connection: sqlite3.Connection, instance_id: str, port: int) -> Instance | None:
+def mark_running(
+    connection: sqlite3.Connection, instance_id: str, port: int, address: str | None = None
+) -> Instance | None:
     """The instance, running now; None if it was ended meanwhile."""
     now = time.time()
     changed = connection.execute(
-        "UPDATE instances SET status = 'running', port = ?, running_at = ?, updated_at = ?,"
+        "UPDATE instances SET status = 'running', port = ?, address = ?, running_at = ?, updated_at = ?,"
         " last_heartbeat = CASE WHEN heartbeat_interval IS NULL THEN NULL ELSE ? END"
         " WHERE instance_id = ? AND status = 'pending'",
-        (port, text_of(now), text_of(now), now, instance_id),
+        (port, address, text_of(now), text_of(now), now, instance_id),
     ).rowcount
     return needed(connection, instance_id) if changed else None
 
@@ -258,7 +264,7 @@ def on_the_wire(instance: Instance, settings: PlaneSettings) -> dict[str, Any]:
 
 
 def _urls(instance: Instance, settings: PlaneSettings) -> dict[str, Any]:
-    root = f"http://{settings.instance_host}:{instance.port}/"
+    root = f"http://{instance.address or settings.instance_host}:{instance.port}/"
     # The manager's address names the app: clients that switch apps replace that part of it.
     manager = f"{root}{instance.env_key}/api/v1/env"
     return {

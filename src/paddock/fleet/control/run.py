@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from paddock.fleet.control.plane import Plane
+    from paddock.fleet.control.process import Launcher
     from paddock.fleet.control.settings import PlaneSettings
     from paddock.fleet.control.verifying import Verify
 
@@ -32,6 +33,7 @@ def serve_plane(
     announce: Announce | None = None,
     *,
     verify: Verify | None = None,
+    launcher: Launcher | None = None,
     extend: Callable[[Starlette], object] | None = None,
 ) -> None:
     """Host until SIGTERM or Ctrl-C, then stop every instance. `announce(url, api_key)` is called once.
@@ -39,7 +41,7 @@ def serve_plane(
     `extend` is given the application before it serves. Raises ConfigError when the port or the state folder is taken.
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(run_plane(settings, announce, verify=verify, extend=extend))
+        runner.run(run_plane(settings, announce, verify=verify, launcher=launcher, extend=extend))
 
 
 async def run_plane(
@@ -47,10 +49,11 @@ async def run_plane(
     announce: Announce | None = None,
     *,
     verify: Verify | None = None,
+    launcher: Launcher | None = None,
     extend: Callable[[Starlette], object] | None = None,
 ) -> None:
     """The same in a loop that runs already. Cancelling it stops the plane as well."""
-    app = create_plane(settings, verify=verify)
+    app = create_plane(settings, verify=verify, launcher=launcher)
     if extend is not None:
         extend(app)
     plane: Plane = app.state.plane

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paddock.errors import ConfigError
-from paddock.rollouts.plan import MODES, Plan
+from paddock.rollouts.plan import Plan
 
 if TYPE_CHECKING:
     from paddock.rollouts.loop.agent import LoopAgent
@@ -17,5 +16,4 @@ class LoopPlan(Plan):
     agent: LoopAgent
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError(f"mode is {self.mode!r}", hint=f"use {' or '.join(MODES)}")
+        self.check_settings()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import logging
 import os
 import socket
 from contextlib import suppress
@@ -22,7 +23,11 @@ from paddock.rollouts.sandbox.switchboard import CHUNK, GRANT, HEADER, LETTERS, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+logger = logging.getLogger(__name__)
+
 ANSWER_TIMEOUT = 10.0
+CLOSE_TIMEOUT = 5.0
+"""Seconds for a line to end in an orderly way. What it leads to is taken away after that, and the line with it."""
 LONGEST_FRAME = 64 << 20
 
 
@@ -247,6 +252,16 @@ class Channel:
         self._end()
         for task in self._tasks:
             task.cancel()
+        closing = asyncio.ensure_future(self._close_line())
+        # A line may be in the hands of a library that does not heed cancellation: it is left behind, not waited for.
+        await asyncio.wait([closing], timeout=CLOSE_TIMEOUT)
+        if closing.done():
+            closing.result()
+        else:
+            closing.cancel()
+            logger.warning("a line to a sandbox did not close within %g s", CLOSE_TIMEOUT)
+
+    async def _close_line(self) -> None:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with suppress(OSError, SandboxError):
             await self._line.close()
