@@ -3,8 +3,9 @@
     python -m bench.openenv_classes                              # the classes of openenv_app.py
     python -m bench.openenv_classes 'path/to/connect4_env={"column":3}' …
 
-Ours runs them both ways: where OpenEnv is installed beside Paddock (`openenv:pkg.mod:Class`), and moved into OpenEnv's
-own virtual environment (`openenv:PLACE@VENV`), which is all that a folder allows. A class that does not declare itself safe for concurrent sessions is stepped in one.
+Ours runs them both ways: where OpenEnv is installed beside Paddock (`openenv:pkg.mod:Class`), and moved into
+OpenEnv's own virtual environment (`openenv:PLACE@VENV`), which is all that a folder allows. A class that does not
+declare itself safe for concurrent sessions is stepped in one.
 """
 
 import argparse
