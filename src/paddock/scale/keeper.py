@@ -89,7 +89,8 @@ class Keeping:
             for work in (self._beat(), self._tell_first_line()):
                 self._own(work)
             listening = asyncio.create_task(self._listen(reader))
-            await asyncio.wait([listening, process.ended], return_when=asyncio.FIRST_COMPLETED)
+            ways: list[asyncio.Future[Any]] = [listening, process.ended]
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             grace = listening.result() if listening.done() else 0.0
             listening.cancel()
         finally:
