@@ -291,7 +291,8 @@ def cpu_seconds(pid: int) -> float:
 def interleaved(urls: dict[str, str], settings: Settings, measure: Callable[[str], float]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in urls}
     for number in range(1, settings.rounds + 1):
-        for name, url in urls.items():
+        # Every other round goes backwards: whoever comes first after a pause must not always be the same.
+        for name, url in list(urls.items())[:: 1 if number % 2 else -1]:
             found[name].append(measure(url))
             note(
                 f"round {number} of {settings.rounds}: {name} {found[name][-1]:,.1f} (load {os.getloadavg()[0]:.1f})"

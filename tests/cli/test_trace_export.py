@@ -102,7 +102,17 @@ def test_a_check_of_nothing_ends_with_1(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--to", "parkett"), ("--weights", "old"), ("--roles", "agent,judge"), ("--weights", "-1")]
+    "arguments",
+    [
+        ("--to", "parkett"),
+        ("--weights", "old"),
+        ("--roles", "agent,judge"),
+        ("--weights", "-1"),
+        ("--out", "/no/such/folder/x.jsonl"),
+        ("--to", "parquet", "--out", "/no/such/folder/x.parquet"),
+        ("--to", "html", "r00a", "--out", "/no/such/folder/x.html"),
+        ("--to", "html", "r00a", "--check"),
+    ],
 )
 def test_wrong_words_are_refused_with_a_hint(store: Path, arguments: tuple[str, ...]) -> None:
     error = export(store, *arguments).exception

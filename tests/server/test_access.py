@@ -228,3 +228,8 @@ def test_a_port_that_is_taken_is_a_clear_error() -> None:
             bind("127.0.0.1", first.getsockname()[1])
         assert "--port" in (refused.value.hint or "")
         assert url_of(first, "127.0.0.1") == f"http://127.0.0.1:{first.getsockname()[1]}"
+
+
+def test_a_port_that_cannot_be_is_a_clear_error() -> None:
+    with pytest.raises(ConfigError, match="cannot listen"):
+        bind("127.0.0.1", 99999)

@@ -28,15 +28,33 @@ def command() -> None:
 
 @command.command("up")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=3717, show_default=True, help="Port to listen on; 0 takes any free one.")
-@click.option("--sandbox", default="bwrap", show_default=True, help="bwrap, or process (isolates nothing).")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=3717,
+    show_default=True,
+    help="Port to listen on; 0 takes any free one.",
+)
+@click.option(
+    "--sandbox",
+    type=click.Choice(["bwrap", "process"]),
+    default="bwrap",
+    show_default=True,
+    help="What sandboxes are; process isolates nothing.",
+)
 @click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
-@click.option("--max-sandboxes", default=20, show_default=True, help="Sandboxes at once.")
+@click.option("--max-sandboxes", type=click.IntRange(min=1), default=20, show_default=True, help="Sandboxes at once.")
 @click.option("--api-key", help="The key that clients must send. Better: E2B_API_KEY. Default: one is made up.")
 @click.option(
     "--store", type=click.Path(path_type=Path), help="Whose ledger knows the sandboxes. Also: PADDOCK_STORE."
 )
-@click.option("--log-level", default="warning", show_default=True, help="debug, info, warning or error.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    show_default=True,
+    help="What is told beside the address.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the address and the variables as JSON once it listens.")
 def up(
     host: str,

@@ -79,6 +79,8 @@ def command(
     if form == "html":
         from paddock.cli.view import write_page
 
+        if only_check:
+            raise ConfigError("a page is not for trainers: there is nothing to check", hint="leave --check out")
         return write_page(store, rollout_ids, out)
     from paddock.cli.trace import opened
     from paddock.rollouts.export import load_form
@@ -115,7 +117,12 @@ def written(
     from paddock.rollouts.export.stream import export
 
     target = out / f"rollouts.{form if form == 'parquet' else 'jsonl'}" if out is not None and out.is_dir() else out
-    report = export(store, form, target or sys.stdout.buffer, keys=keys, policy=policy, progress=advance)
+    try:
+        report = export(store, form, target or sys.stdout.buffer, keys=keys, policy=policy, progress=advance)
+    except OSError as error:
+        if target is None:
+            raise
+        raise ConfigError(f"{target} cannot be written: {error.strerror}", hint="give --out another place") from error
     tell_report(report, form, "written" + (f" to {target}" if target else ""))
     return 0
 

@@ -81,6 +81,9 @@ def write_page(store: Path | None, rollout_ids: tuple[str, ...], out: Path | Non
         sys.stdout.buffer.write(content)
         return 0
     file = out / f"{name}.html" if out.is_dir() else out
-    file.write_bytes(content)
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}", hint="give --out another place") from error
     note(f"{file}: {len(content) / 1024:.0f} kB")
     return 0

