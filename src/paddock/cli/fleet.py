@@ -89,7 +89,9 @@ def command() -> None:
 @click.option("--instance-memory", type=int, help="With ray: MiB that an instance takes of its node.")
 @click.option("--instance-resources", help='With ray: custom resources of an instance, as JSON: {"browser": 1}.')
 @click.option("--ship", type=click.Path(path_type=Path), help="With ray: a folder to copy to every node.")
-@click.option("--log-level", default="warning", show_default=True, help="debug, info, warning or error.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="warning", show_default=True
+)
 @state_option
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
 def up(

@@ -131,6 +131,7 @@ def run(
         custom=options.pop("rollout_resources"),
         per_node=options.pop("rollouts_per_node"),
     )
+    tell_if_new(options["batch_id"], options["store"])
     batch_id = options["batch_id"] = options["batch_id"] or new_batch_id()
     data = sys.stdout
     # Ray prints its own warnings to the standard output, which is for data only.
@@ -159,6 +160,19 @@ def run(
         return INTERRUPTED
     report(result, as_json)
     return 0 if all(record.outcome == "ok" for record in result.records) else BROKEN
+
+
+def tell_if_new(batch_id: str | None, store: Path | None) -> None:
+    """Say so when there is nothing to resume: it may be a typing error, or a batch that is to have this name."""
+    from contextlib import closing
+
+    from paddock.rollouts.store import Store
+
+    if batch_id is None:
+        return
+    with closing(Store.open(store)) as kept:
+        if not kept.count(batch_id=batch_id):
+            note(f"there is no batch {batch_id} yet: it is begun under this name")
 
 
 def choose_engine(name: str, **given: Any) -> str | Engine:

@@ -81,7 +81,7 @@ async def run_batch(
     """
     placing = find_engine(engine)
     driven = load_agent(agent, driver=driver) if isinstance(agent, str) else agent
-    secrets = tuple(secret for secret in (api_key, hf_token) if secret)
+    secrets = tuple(secret for secret in (api_key, hf_token, *getattr(env, "secrets", ())) if secret)
     keys: dict[str, Any] = {"name": model_name, "api_key": api_key, "vllm_url": vllm_url, "hf_token": hf_token}
     async with opened(model, keys, store, log) as parts:
         chosen = list(tasks)

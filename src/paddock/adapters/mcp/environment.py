@@ -37,6 +37,8 @@ class McpEnvironment(ToolEnvironment):
     concurrent_sessions = True
     connect: ClassVar[Callable[[], Server]]
     server_name: ClassVar[str] = "mcp"
+    secrets: ClassVar[tuple[str, ...]] = ()
+    """Values that the server was given and nobody should read: they are masked in what is kept of rollouts."""
 
     def __init__(self) -> None:
         super().__init__()

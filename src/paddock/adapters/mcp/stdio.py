@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import signal
+import uuid
 from typing import Any
 
 import orjson
@@ -22,6 +23,7 @@ from paddock.errors import EnvironmentFailure, TargetError
 from paddock.protocol.codec import encode
 from paddock.protocol.mcp import SESSION_VERSIONS, STATELESS_VERSION, UNSUPPORTED_VERSION
 from paddock.protocol.redact import redact
+from paddock.rollouts.sandbox.leftovers import MARK, end_marked
 
 logger = logging.getLogger("paddock.adapters")
 
@@ -54,8 +56,10 @@ def parse_command(text: str) -> tuple[list[str], dict[str, str]]:
         raise TargetError(f"{text!r} is not a command: {error}", hint="check its quotes") from None
     variables: dict[str, str] = {}
     while words and (match := ASSIGNMENT.match(words[0])):
-        value = match[2]
-        variables[match[1]] = os.environ.get(value[1:], "") if value.startswith("$") else value
+        name, value = match.groups()
+        if value.startswith("$") and value[1:] not in os.environ:
+            raise TargetError(f"{value[1:]} is not set, and {name} is to have its value", hint=f"export {value[1:]}")
+        variables[name] = os.environ[value[1:]] if value.startswith("$") else value
         words = words[1:]
     if not words:
         raise TargetError(f"{text!r} names no program", hint="write mcp:PROGRAM ARGUMENTS")
@@ -74,6 +78,8 @@ class StdioServer:
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._stateless = False
+        self._mark = f"mcp-{uuid.uuid4().hex}"
+        """In the environment of all that the server starts, so that it is found when it has left its group."""
 
     async def open(self) -> None:
         """Start it and agree on how to speak. Raises EnvironmentFailure."""
@@ -83,7 +89,7 @@ class StdioServer:
                 *self.command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env={**kept, **self._variables},
+                env={**kept, **self._variables, MARK: self._mark},
                 start_new_session=True,
                 limit=LONGEST_LINE,
             )
@@ -156,6 +162,7 @@ class StdioServer:
             # Pipes that a grandchild held open do not close by themselves.
             process._transport.close()  # type: ignore[attr-defined]
             await process.wait()
+            await asyncio.to_thread(end_marked, self._mark)
 
     async def _leave(self, process: asyncio.subprocess.Process) -> None:
         for harsher in (None, signal.SIGTERM):

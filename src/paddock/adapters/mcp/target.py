@@ -23,18 +23,22 @@ HTTP = ("mcp+http:", "mcp+https:")
 def load(rest: str) -> tuple[type[McpEnvironment], str]:
     """The class for a server, which is opened once to see its tools. Raises TargetError."""
     connect: Callable[[], Server]
+    secrets: tuple[str, ...] = ()
     if rest.startswith(HTTP):
         from paddock.adapters.mcp.http import HttpServer
 
-        connect = partial(HttpServer, rest.removeprefix("mcp+"), read_variables().mcp_token or "")
+        token = read_variables().mcp_token or ""
+        connect, secrets = partial(HttpServer, rest.removeprefix("mcp+"), token), (token,)
     else:
-        connect = partial(StdioServer, *parse_command(rest))
+        command, variables = parse_command(rest)
+        connect, secrets = partial(StdioServer, command, variables), tuple(variables.values())
     try:
         found: type[McpEnvironment] = _run(environment_class(connect))
     except EnvironmentFailure as error:
         raise TargetError(error.message, hint=error.hint or "is it an MCP server?") from error
     if not found.tools:
         raise TargetError(f"the MCP server {found.server_name} offers no tools", hint="an environment needs some")
+    found.secrets = secrets
     return found, found.server_name
 
 
