@@ -1,10 +1,11 @@
 """Other people's packages that Paddock is tested and measured against, each in its own virtual environment.
 
 They cannot be installed together: their pins contradict each other. An environment that is missing,
-half-made or made from another recipe is built on first use; that takes a minute and needs a package index.
+half-made or made from another recipe is built on first use, by uv: that takes seconds and needs a package index.
 """
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -29,9 +30,7 @@ REQUIREMENTS = {
     ],
     # Each of these drags in gigabytes that only a GPU needs; here is what importing their data types takes.
     "trainers": [
-        *("--no-deps", "--ignore-requires-python"),
-        *("verl==0.9.1", "skyrl==0.4.0", "skyrl-gym==0.4.0", "tinker==0.36.0", "tinker-cookbook==0.5.8"),
-        *("verifiers==0.4.0", "harbor==0.25.0"),
+        *("--no-deps", "verl==0.9.1", "tinker==0.36.0", "tinker-cookbook==0.5.8", "verifiers==0.4.0"),
         *("aiofiles==25.1.0", "anthropic==2.8.0", "antlr4-python3-runtime==4.9.3", "blobfile==3.3.0"),
         *("cachetools==8.0.0", "certifi", "charset-normalizer==3.5.2", "chz==0.4.0", "cloudpathlib==0.26.0"),
         *("cloudpickle==3.1.2", "codetiming==1.4.0", "connectrpc==0.11.1", "distro==1.9.0"),
@@ -46,6 +45,8 @@ REQUIREMENTS = {
         "wadler_lindig==0.1.8",
     ],
 }
+TOO_NEW = {"trainers": ["skyrl==0.4.0", "skyrl-gym==0.4.0", "harbor==0.25.0"]}
+"""Packages that ask for a newer Python than they need. Only pip can be told to look away."""
 ABOVE = {"trainers": "trl"}
 """An environment that also sees the packages of another: torch is installed once."""
 OPTIONAL = {"verifiers": ["verifiers==0.4.0"]}
@@ -65,7 +66,7 @@ def peer_python(name: str) -> Path:
     with (PEERS / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not ready.exists() or ready.read_text() != recipe(name):
-            build(root, {**REQUIREMENTS, **OPTIONAL}[name], below)
+            build(root, {**REQUIREMENTS, **OPTIONAL}[name], TOO_NEW.get(name, []), below)
             # Written last, so a build that was interrupted is never mistaken for a finished one.
             ready.write_text(recipe(name))
     return root / "bin" / "python"
@@ -75,22 +76,31 @@ def recipe(name: str) -> str:
     """What the environment is made from: it is rebuilt when this changes."""
     requirements = {**REQUIREMENTS, **OPTIONAL}[name]
     if "--editable" not in requirements:
-        return "\n".join([*requirements, ""])
+        return "\n".join([*requirements, *TOO_NEW.get(name, []), ""])
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     return "\n".join([*requirements, *project["dependencies"], *project["optional-dependencies"]["rollouts"]])
 
 
-def build(root: Path, requirements: list[str], below: Path | None = None) -> None:
-    print(f"building .peers/{root.name} with {' '.join(requirements)} …", file=sys.stderr, flush=True)
+def build(root: Path, requirements: list[str], too_new: list[str], below: Path | None = None) -> None:
+    print(f"building .peers/{root.name} with {' '.join([*requirements, *too_new])} …", file=sys.stderr, flush=True)
     if root.is_symlink():
         root.unlink()
     shutil.rmtree(root, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", root], check=True)
+    python = root / "bin" / "python"
+    uv("venv", "--python", sys.executable, str(root))
     if below is not None:
-        own, seen = (packages(python.parent.parent) for python in (root / "bin" / "python", below))
+        own, seen = (packages(each.parent.parent) for each in (python, below))
         (own / "below.pth").write_text(f"import site; site.addsitedir({str(seen)!r})\n")
-    install = [str(root / "bin" / "python"), "-m", "pip", "install", "--quiet", *requirements]
-    subprocess.run(install, check=True, stdout=sys.stderr)
+    uv("pip", "install", "--python", str(python), *requirements)
+    if too_new:
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+        subprocess.run([*pip, "--ignore-requires-python", *too_new], check=True, stdout=sys.stderr)
+
+
+def uv(*words: str) -> None:
+    """Wheels that pip is told to look for in a folder are found there by uv too."""
+    known = {**os.environ, **({"UV_FIND_LINKS": links} if (links := os.environ.get("PIP_FIND_LINKS")) else {})}
+    subprocess.run([sys.executable, "-m", "uv", "--quiet", *words], check=True, stdout=sys.stderr, env=known)
 
 
 def packages(root: Path) -> Path:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.cli import INTERRUPTED, complain, note, print_json
+from paddock.config import MEBIBYTE
 from paddock.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def command() -> None:
 )
 @click.option("--ray-address", help="The Ray cluster. Default: RAY_ADDRESS, or one is started on this machine.")
 @click.option("--rollout-cpus", type=click.FloatRange(min=0), help="Processors of its node for each. Default: 1.")
-@click.option("--rollout-memory", type=click.IntRange(min=1), help="Bytes of its node's memory for each.")
+@click.option("--rollout-memory", type=click.IntRange(min=1), help="MiB of its node's memory for each.")
 @click.option("--rollout-resources", help='More of its node for each, as JSON: {"sandbox_bwrap": 1}.')
 @click.option("--rollouts-per-node", type=click.IntRange(1, 10_000), help="The most at a time on one node.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each rollout, as it ends.")
@@ -185,7 +186,8 @@ def choose_engine(name: str, **given: Any) -> str | Engine:
     from paddock.scale.cluster import Resources, parse_resources
     from paddock.scale.rollouts import RayEngine
 
-    resources = Resources(told.get("cpus", 1.0), told.get("memory"), parse_resources(told.get("custom")))
+    memory = told["memory"] * MEBIBYTE if "memory" in told else None
+    resources = Resources(told.get("cpus", 1.0), memory, parse_resources(told.get("custom")))
     return RayEngine(told.get("address"), resources, told.get("per_node"))
 
 

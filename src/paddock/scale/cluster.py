@@ -88,7 +88,8 @@ def connect(address: str | None = None, *, folder: Path | None = None, **options
     try:
         require_listener(wanted)
         ray.init(address=wanted, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, **options)
-    except (ConnectionError, RuntimeError, OSError, ValueError) as error:
+    except Exception as error:
+        # Ray raises a bare Exception for a node that did not come up in time.
         hint = "is its head running (`ray start --head`)? Give --ray-address HOST:6379, or leave it out"
         raise ClusterError(f"no Ray cluster at {wanted}: {str(error).strip().splitlines()[0]}", hint=hint) from error
     return str(ray.get_runtime_context().gcs_address)

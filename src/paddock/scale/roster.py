@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SILENT_FOR = 2.0
+SILENT_FOR = 6.0
 """Seconds without a heartbeat after which a host is given up."""
 REDIAL_GRACE = 0.8
 """Seconds in which a host whose line broke may come back before its sessions count as lost."""
