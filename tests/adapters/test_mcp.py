@@ -15,7 +15,7 @@ SERVER = """
 import json, subprocess, sys
 def answer(request):
     if request["method"] == "initialize":
-        return {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "spawner", "version": "1"}}
+        return {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "spawner"}}
     if request["method"] == "tools/list":
         return {"tools": [{"name": "start", "description": "", "inputSchema": {"type": "object", "properties": {}}}]}
     child = subprocess.Popen(["sleep", "300"], start_new_session=True)

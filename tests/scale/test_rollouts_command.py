@@ -13,7 +13,7 @@ NOTHING = {"address": None, "cpus": None, "memory": None, "custom": None, "per_n
 
 def test_options_of_a_cluster_become_its_engine() -> None:
     given = {"address": "head:6379", "cpus": 0.5, "memory": 1024, "custom": '{"sandbox_bwrap": 1}', "per_node": 4}
-    resources = Resources(0.5, 1024, {"sandbox_bwrap": 1.0})
+    resources = Resources(0.5, 1024 * 1024 * 1024, {"sandbox_bwrap": 1.0})
     assert choose_engine("ray", **given) == RayEngine("head:6379", resources, 4)
     assert choose_engine("ray", **NOTHING) == RayEngine() == find_engine("ray")
 
