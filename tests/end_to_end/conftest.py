@@ -5,6 +5,19 @@ import pytest
 from .processes import Server, fastmcp_command, free_port, openenv_command, paddock_command, serving
 
 
+LONGEST_FIRST = (
+    *("test_ray_faults", "test_ray_rollouts", "test_ray_hosts", "test_agents", "test_rollout_cheats"),
+    *("test_rollout_faults", "test_rollouts", "test_opencode_environment", "test_trainers", "test_trl", "test_e2b"),
+    *("test_page", "test_vendor_agents", "test_vendor_clients", "test_adapters", "test_grpo_tiny"),
+)
+"""Files that take long begin early, so that none of them is left alone at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {name: rank for rank, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"

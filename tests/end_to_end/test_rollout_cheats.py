@@ -367,7 +367,7 @@ for method, path in ways:
     print(method, path, code(method, path, own))
 secret = os.environ["OPENAI_API_KEY"]
 for key in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer sk-other"}, {"Authorization": "Basic eDp5"},
-            {"X-Api-Key": secret}, {"Authorization": "Bearer " + secret[:-1]}):
+            {"X-Api-Key": "sk-other"}, {"Authorization": "Bearer " + secret[:-1]}):
     print("key", code("POST", "/v1/chat/completions", key, body))
 odd = {**own, "Host": "evil.example", "X-Forwarded-For": "x", "Cookie": "a=b"}
 print("host", code("POST", "/v1/chat/completions", odd, body))

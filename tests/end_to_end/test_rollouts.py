@@ -195,7 +195,7 @@ def test_a_broken_rollout_ends_with_one_and_a_wrong_command_says_what_to_do(tmp_
             ("rollout", "no-such-task", *model),
             ("rollout", "fix-test", "--model", "nonsense"),
             ("rollout", "fix-test", *model, "--agent", "opencoed"),
-            ("rollout", "fix-test", *model, "--sandbox", "docker"),
+            ("rollout", "fix-test", *model, "--sandbox", "moon"),
             ("trace", "show", "r0000nothing"),
         )
         return list(await asyncio.gather(*(paddock(tmp_path / f"s{n}", *words) for n, words in enumerate(wanted))))
