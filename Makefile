@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 # uv does in seconds what pip does in minutes; whoever has an index of their own for pip means uv too.
 INSTALL := $${PIP_INDEX_URL:+env UV_DEFAULT_INDEX=$$PIP_INDEX_URL} $(RUN) -m uv pip install --quiet --python $(RUN)
 
-.PHONY: setup demo learn test check core end-to-end bench clean
+.PHONY: setup demo learn test check core end-to-end cluster bench clean
 
 setup: $(VENV)/.ready
 
@@ -31,6 +31,9 @@ core: setup            ## the fast suite alone
 
 end-to-end: setup      ## real clients and servers in their own virtual environments
 	$(RUN) scripts/check.py end-to-end
+
+cluster: setup         ## hosts, rollouts and instances on a Ray cluster of three nodes
+	$(RUN) scripts/check.py cluster
 
 bench: setup           ## side by side with OpenEnv, as ratios
 	$(RUN) -m bench

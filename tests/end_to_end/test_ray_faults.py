@@ -26,6 +26,7 @@ from bench.ray_faults import is_running, lose_a_node
 from paddock.testing.ray_cluster import LocalCluster
 
 pytestmark = [
+    pytest.mark.cluster,
     pytest.mark.end_to_end,
     pytest.mark.timeout(150, func_only=True),
     pytest.mark.filterwarnings("default"),

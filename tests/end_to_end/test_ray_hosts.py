@@ -24,7 +24,7 @@ from paddock.testing.ray_cluster import LocalCluster, children_of
 
 from .processes import HERE, quiet_environment, run_client
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(180, func_only=True)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(180, func_only=True), pytest.mark.cluster]
 
 
 @dataclass(frozen=True, slots=True)

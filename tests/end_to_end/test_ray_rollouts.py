@@ -42,6 +42,7 @@ from paddock.scale.rollouts import RayEngine, rollouts_per_minute
 from paddock.testing.ray_cluster import LocalCluster
 
 pytestmark = [
+    pytest.mark.cluster,
     pytest.mark.end_to_end,
     pytest.mark.timeout(150, func_only=True),
     pytest.mark.filterwarnings("default"),
