@@ -13,7 +13,8 @@ import uvicorn.server
 from environments import Watched
 from paddock import create_app
 from paddock.config import Access, Limits, ServerConfig
-from paddock.server.run import DrainingServer, _loop_factory, bind, server_config
+from paddock.server.listening import bind, loop_factory
+from paddock.server.run import DrainingServer, server_config
 from wire import Http, RawSocket, Socket, open_socket
 
 LIMITS = {"max_sessions": 4, "drain_grace": 1.0}
@@ -55,7 +56,7 @@ class Running:
                 log_config=None,
             )
             self.server = uvicorn.Server(asgi)
-        self.factory = _loop_factory() if kind == "fast" else None
+        self.factory = loop_factory() if kind == "fast" else None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         wait_until(lambda: self.server.started or not self.thread.is_alive())

@@ -13,8 +13,9 @@ from paddock.scale.door import Door, DoorConfig
 from paddock.scale.heartbeat import Pulse
 from paddock.scale.hosts import add_page
 from paddock.scale.roster import host_key
-from paddock.scale.router import DoorApp, DoorServer, Upgrade
-from paddock.server.run import DrainingServer, bind, server_config
+from paddock.scale.router import DoorApp, Upgrade
+from paddock.server.listening import StoppableServer, bind, quiet_config
+from paddock.server.run import DrainingServer, server_config
 from running import wait_until
 from wire import Http, Socket, open_socket
 
@@ -124,7 +125,7 @@ class Together:
     async def start_door(self) -> None:
         self.door = Door(self.config)
         upgrades = type("Upgrades", (Upgrade,), {"door": self.door})
-        self.server = DoorServer(server_config(DoorApp(self.door), upgrades))
+        self.server = StoppableServer(quiet_config(DoorApp(self.door), upgrades=upgrades))
         self._calls = await asyncio.start_server(self.door.switchboard.answer, sock=self.control.dup())
         self._serving = asyncio.create_task(self.server.serve([self.listening.dup()]))
         while not self.server.started:

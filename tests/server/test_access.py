@@ -8,7 +8,8 @@ from environments import Adder, Kit
 from paddock.config import Access, Limits, ServerConfig
 from paddock.errors import ConfigError, Forbidden, Unauthorized
 from paddock.server.access import check_access, check_browser, has_token
-from paddock.server.run import bind, require_token, url_of
+from paddock.server.listening import bind, url_of
+from paddock.server.run import require_token
 from running import Serve
 
 TOKEN = "correct horse"

@@ -145,11 +145,9 @@ def up(
         placed: dict[str, Any] = {}
         if engine == "ray":
             from paddock.cli.fleet_ray import place_on_ray
-            from paddock.config import MEBIBYTE
-            from paddock.scale.cluster import Resources, parse_resources
+            from paddock.scale.cluster import Resources
 
-            memory = None if instance_memory is None else instance_memory * MEBIBYTE
-            each = Resources(instance_cpus, memory, parse_resources(instance_resources))
+            each = Resources.read(instance_cpus, instance_memory, instance_resources)
             settings, placed = place_on_ray(settings, each, ray_address, ship, until_the_end)
 
         def announce(url: str, _: str) -> None:

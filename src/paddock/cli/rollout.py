@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.cli import INTERRUPTED, complain, note, print_json
-from paddock.config import MEBIBYTE
 from paddock.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
@@ -183,11 +182,10 @@ def choose_engine(name: str, **given: Any) -> str | Engine:
         if told:
             raise ConfigError("rollouts of this machine take no options of a cluster", hint="add --engine ray")
         return name
-    from paddock.scale.cluster import Resources, parse_resources
+    from paddock.scale.cluster import Resources
     from paddock.scale.rollouts import RayEngine
 
-    memory = told["memory"] * MEBIBYTE if "memory" in told else None
-    resources = Resources(told.get("cpus", 1.0), memory, parse_resources(told.get("custom")))
+    resources = Resources.read(told.get("cpus", 1.0), told.get("memory"), told.get("custom"))
     return RayEngine(told.get("address"), resources, told.get("per_node"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -124,12 +125,11 @@ def command(
     shown = web or variables.web
     if scale is not None:
         from paddock.cli.serve_ray import serve_on_cluster
-        from paddock.scale.cluster import Resources, parse_resources
+        from paddock.scale.cluster import Resources
 
-        memory = None if host_memory is None else host_memory * MEBIBYTE
-        resources = Resources(host_cpus, memory, parse_resources(host_resources))
+        each = Resources.read(host_cpus, host_memory, host_resources)
         serve_on_cluster(
-            target, Blueprint(make), name, config, scale, resources, host=host, port=port, doors=workers, mode=door,
+            target, Blueprint(make), name, config, scale, each, host=host, port=port, doors=workers, mode=door,
             ray_address=ray_address, folder=ship, page=shown, as_json=as_json,
         )  # fmt: skip
         return
@@ -138,19 +138,22 @@ def command(
         from paddock.web.doors import page_in_server
 
         page_in_server(app, store)
-
-    def announce(url: str) -> None:
-        page = f"{url}/web/" if shown else None
-        if as_json:
-            told = {"url": url, "environment": name, "max_sessions": limits.max_sessions, "workers": workers}
-            print_json(told | ({"page": page} if page else {}))
-            sys.stdout.flush()
-        note(f"{name} at {url}  ({limits.max_sessions} sessions, {workers} worker{'s' if workers > 1 else ''})")
-        note(f"  clients: Client({url!r})   MCP: {url}/mcp   docs: {url}/docs   stop: Ctrl-C")
-        if page:
-            note(f"  page: {page}" + ("?token=… (the token you gave)" if token else ""))
-
+    announce = partial(tell, name, config, workers=workers, shown=shown, as_json=as_json)
     serve(app, host=host, port=port, workers=workers, announce=announce)
+
+
+def tell(name: str, config: ServerConfig, url: str, *, workers: int, shown: bool, as_json: bool) -> None:
+    """Say where it listens, and what can be done there."""
+    most = config.limits.max_sessions
+    page = f"{url}/web/" if shown else None
+    if as_json:
+        told = {"url": url, "environment": name, "max_sessions": most, "workers": workers}
+        print_json(told | ({"page": page} if page else {}))
+        sys.stdout.flush()
+    note(f"{name} at {url}  ({most} sessions, {workers} worker{'s' if workers > 1 else ''})")
+    note(f"  clients: Client({url!r})   MCP: {url}/mcp   docs: {url}/docs   stop: Ctrl-C")
+    if page:
+        note(f"  page: {page}" + ("?token=… (the token you gave)" if config.access.token else ""))
 
 
 def _log(level: str) -> None:

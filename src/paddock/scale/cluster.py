@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from paddock.config import MEBIBYTE
 from paddock.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ class Resources:
     memory: int | None = None
     """Bytes that Ray sets aside. None: it does not count memory."""
     custom: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, cpus: float, mebibytes: int | None, custom: str | None) -> Resources:
+        """As given on a command line: memory in MiB, custom resources as JSON. Raises ConfigError."""
+        return cls(cpus, None if mebibytes is None else mebibytes * MEBIBYTE, parse_resources(custom))
 
     def options(self) -> dict[str, Any]:
         """In the words of `.options()` of a Ray task or actor."""

@@ -86,10 +86,10 @@ class EnvironmentHost:
     # -- the server's thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
-        from paddock.server.run import _loop_factory
+        from paddock.server.listening import loop_factory
 
         try:
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self._serve())
         except BaseException as error:
             self._failed = error
@@ -99,7 +99,8 @@ class EnvironmentHost:
 
     async def _serve(self) -> None:
         from paddock.server.app import create_app
-        from paddock.server.run import DrainingServer, bind, calm_collector, server_config
+        from paddock.server.listening import bind
+        from paddock.server.run import DrainingServer, calm_collector, server_config
         from paddock.targets import load_target
 
         plan = self.plan

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
-import uvicorn
 from starlette.requests import ClientDisconnect
 from yarl import URL
 
@@ -35,7 +34,7 @@ from paddock.scale.splice import ClientSide, accept_key, closing, frame
 from paddock.server.access import check_access, check_browser, has_token
 from paddock.server.app import OPEN_PATHS, PAGE
 from paddock.server.http import SESSION_COOKIE, SESSION_HEADER, JSONBytes, error_response, read_body
-from paddock.server.run import DrainingServer, _loop_factory, server_config
+from paddock.server.listening import StoppableServer, loop_factory, quiet_config
 from paddock.server.ws import CLOSE_CODES, LEASE_HEADER, NORMAL, Hello
 
 REPORT_EVERY = 0.25
@@ -355,12 +354,6 @@ def cookie(header: str | None) -> str | None:
 # -- the process --------------------------------------------------------------------------------------
 
 
-class DoorServer(uvicorn.Server):
-    """uvicorn with the door's ports, which other than a host has no environment to drain."""
-
-    capture_signals = DrainingServer.capture_signals
-
-
 async def run_door(settings: dict[str, Any]) -> None:
     """Be a door on ports that are bound already, until SIGTERM, or until the supervisor is gone."""
     config = DoorConfig(
@@ -369,7 +362,7 @@ async def run_door(settings: dict[str, Any]) -> None:
     )
     door = Door(config)
     upgrades = type("Upgrades", (Upgrade,), {"door": door})
-    server = DoorServer(server_config(DoorApp(door), upgrades))
+    server = StoppableServer(quiet_config(DoorApp(door), upgrades=upgrades))
     calls = await asyncio.start_server(door.switchboard.answer, sock=socket.socket(fileno=settings["control"]))
     tasks = [asyncio.create_task(hear(door, server)), asyncio.create_task(report(door))]
     try:
@@ -380,7 +373,7 @@ async def run_door(settings: dict[str, Any]) -> None:
             task.cancel()
 
 
-async def hear(door: Door, server: uvicorn.Server) -> None:
+async def hear(door: Door, server: StoppableServer) -> None:
     """News from the supervisor: what was asked of the cluster, which hosts take nobody any more."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -404,7 +397,7 @@ def main() -> None:
     with os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0) as unbuffered:
         settings = orjson.loads(unbuffered.readline())
     os.set_blocking(sys.stdout.fileno(), False)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run_door(settings))
 
 

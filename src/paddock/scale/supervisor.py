@@ -25,7 +25,7 @@ from paddock.scale.autoscale import Autoscaler, Scale, Seen, to_retire
 from paddock.scale.hosts import LOCAL, HostPlan, node_address, place
 from paddock.scale.placement import Nodes
 from paddock.server.access import is_loopback
-from paddock.server.run import bind, url_of
+from paddock.server.listening import bind, url_of
 
 if TYPE_CHECKING:
     import socket

@@ -27,7 +27,8 @@ from paddock.errors import ConfigError, PaddockError
 from paddock.net import HttpConnection
 from paddock.server.app import INSIDE_HEADER
 from paddock.server.http import SESSION_COOKIE, SESSION_HEADER, error_response, read_body
-from paddock.server.run import bind, run, url_of
+from paddock.server.listening import bind, url_of
+from paddock.server.run import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from paddock.fleet.control import HostedEnvironment, PlaneSettings, create_plane
-from paddock.fleet.control.run import PlaneServer, _loop_factory
-from paddock.server.run import bind
+from paddock.fleet.control.run import PlaneServer
+from paddock.server.listening import bind, loop_factory
 from running import wait_until
 from wire import Answer, Http
 
@@ -41,7 +41,7 @@ class RunningPlane:
         self.port: int = self.listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = PlaneServer(self.app, lambda: None)
-        self.factory = _loop_factory() if loop == "uvloop" else None
+        self.factory = loop_factory() if loop == "uvloop" else None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

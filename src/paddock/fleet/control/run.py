@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
-
 from paddock.fleet.control.app import create_plane
-from paddock.server.one_write import OneWriteProtocol
-from paddock.server.run import BACKLOG, KEEP_ALIVE, bind, url_of
+from paddock.server.listening import StoppableServer, bind, loop_factory, quiet_config, url_of
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from starlette.applications import Starlette
 
@@ -40,7 +34,7 @@ def serve_plane(
 
     `extend` is given the application before it serves. Raises ConfigError when the port or the state folder is taken.
     """
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run_plane(settings, announce, verify=verify, launcher=launcher, extend=extend))
 
 
@@ -67,54 +61,13 @@ async def run_plane(
         await plane.stop()
 
 
-class PlaneServer(uvicorn.Server):
-    """uvicorn, but the instances are stopped while the connections still stand."""
+class PlaneServer(StoppableServer):
+    """The instances are stopped while the connections still stand."""
 
     def __init__(self, app: Any, ready: Callable[[], object]) -> None:
-        config = uvicorn.Config(
-            app,
-            loop="none",
-            http=OneWriteProtocol,
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=2,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-        )
-        super().__init__(config)
+        super().__init__(quiet_config(app), ready)
         self._plane: Plane = app.state.plane
-        self._ready = ready
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Stop on SIGTERM and Ctrl-C, and end with exit code 0: a plane that was stopped has not failed."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._plane.stop()
         await super().shutdown(sockets)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

@@ -23,8 +23,9 @@ from paddock.fleet.control.faults import FaultLayer, Faults
 from paddock.fleet.instance.app import InstanceApp
 from paddock.fleet.instance.hosted import FAILURES, HostedEnvironment
 from paddock.fleet.instance.order import Order, read_order
+from paddock.server.listening import bind, loop_factory, url_of
 from paddock.server.one_write import OneWriteProtocol
-from paddock.server.run import DrainingServer, bind, url_of
+from paddock.server.run import DrainingServer
 
 if TYPE_CHECKING:
     import socket
@@ -79,7 +80,7 @@ def main() -> int:
         listening = bind(order.host, 0)
     except (PaddockError, OSError) as error:
         return _failed(say, error)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(serve(order, hosted, listening, source, say))
 
 
@@ -164,14 +165,6 @@ def _failed(say: Callable[[Any], None], error: Exception) -> int:
     hint = getattr(error, "hint", None)
     say({"error": f"{error} ({hint})" if hint else str(error)})
     return 1
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 if __name__ == "__main__":
