@@ -17,7 +17,7 @@ from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.store import rows
 from paddock.rollouts.store.calls import BRIEF, PACKED, brief
 from paddock.rollouts.store.deltas import Shared, join
-from paddock.rollouts.store.packing import ID_BYTES, decode, floats_array, ids_array, unsqueeze
+from paddock.rollouts.store.packing import ID_BYTES, RAW, decode, floats_array, ids_array, unsqueeze
 from paddock.rollouts.store.sequences import TOKENS
 from paddock.rollouts.tokens import Prompt
 from paddock.rollouts.trace import Call, Level, Role
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MOST_KEYS = 500
 """As many as one question may name."""
+PLAIN = RAW + PACKED
+"""How most numbers begin: neither compressed nor JSON. They are read on the spot, for they are many."""
 _ROLES = {role.value: role for role in Role}
 _LEVELS = {level.value: level for level in Level}
 _NOTHING: dict[str, Any] = {}
@@ -113,8 +115,8 @@ def _call(told: list[Any], completion: bytes, logprobs: bytes, prompts: dict[int
     prompt, temperature, call_id, index, role, level, *rest = told
     call = Sampled(
         prompt if isinstance(prompt, list) else () if prompt is None else prompts[prompt],
-        _numbers(unsqueeze(completion), ids_array),
-        _numbers(unsqueeze(logprobs), floats_array),
+        ids_array(completion[2:]) if completion.startswith(PLAIN) else _numbers(completion, ids_array),
+        floats_array(logprobs[2:]) if logprobs.startswith(PLAIN) else _numbers(logprobs, floats_array),
         _NOTHING if temperature is None else _temperature(temperature),
         _NOTHING,
         call_id,
@@ -142,5 +144,6 @@ def _brief(head: dict[str, Any]) -> list[Any]:
     return brief(Call(**values, forwarded=forwarded, request=request), prompt)
 
 
-def _numbers(data: bytes, packed: Callable[[bytes], Any]) -> Any:
+def _numbers(squeezed: bytes, packed: Callable[[bytes], Any]) -> Any:
+    data = unsqueeze(squeezed)
     return packed(data[1:]) if data[:1] == PACKED else decode(data[1:])

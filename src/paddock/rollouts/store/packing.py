@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _SLOW = b" "
 """In front of JSON that only the standard library reads back as it was: NaN, lone surrogates, long integers."""
-_RAW = b"\0"
+RAW = b"\0"
 _SMALL = 96
 """Shorter data gains nothing from compression."""
 _WORTH = 0.75
@@ -127,8 +127,8 @@ def squeeze(data: bytes) -> bytes:
         smaller = _compression.compressor.compress(data)
         if len(smaller) <= len(data) * _WORTH:
             return smaller
-    return _RAW + data
+    return RAW + data
 
 
 def unsqueeze(data: bytes) -> bytes:
-    return data[1:] if data.startswith(_RAW) else _compression.decompressor.decompress(data)
+    return data[1:] if data.startswith(RAW) else _compression.decompressor.decompress(data)
