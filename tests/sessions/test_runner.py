@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from paddock.sessions.runner import Job, Threads
+from paddock.sessions.runner import Call, Returns, Threads
 
 from .conftest import until
 
 pytestmark = pytest.mark.anyio
 
 
-def job(function: Callable[[], Any], ended: list[Any]) -> Job:
-    return Job(lambda _e, _a: function(), None, None, lambda value, error: ended.append(error or value))
+def job(function: Callable[[], Any], ended: list[Any]) -> Call:
+    return Call(function, lambda value, error: ended.append(error or value))
 
 
 async def test_a_call_returns_its_value() -> None:
@@ -42,7 +42,7 @@ async def test_results_arrive_on_the_loop() -> None:
     threads, seen = Threads(4), []
     own = threading.current_thread()
     for _ in range(20):
-        threads.submit(Job(lambda _e, _a: None, None, None, lambda _v, _x: seen.append(threading.current_thread())))
+        threads.submit(Call(lambda: None, lambda _v, _x: seen.append(threading.current_thread())))
     await until(lambda: len(seen) == 20)
     assert set(seen) == {own}
     threads.close()
@@ -127,4 +127,58 @@ async def test_cancelling_a_call_does_not_disturb_the_next() -> None:
     call.cancel()
     release.set()
     assert await asyncio.wait_for(threads.call(lambda: 1), 2) == 1
+    threads.close()
+
+
+async def test_short_jobs_do_not_wait_behind_a_long_one() -> None:
+    threads, ended, release = Threads(8), [], threading.Event()
+    for n in range(100):
+        threads.submit(job(lambda n=n: n, ended))  # type: ignore[misc]
+    await until(lambda: len(ended) == 100)
+    threads.submit(job(lambda: release.wait(20), ended))
+    for n in range(20):
+        threads.submit(job(lambda n=n: n, ended))  # type: ignore[misc]
+    await until(lambda: len(ended) == 120)
+    assert not release.is_set()
+    release.set()
+    await until(lambda: len(ended) == 121)
+    threads.close()
+
+
+async def test_short_jobs_of_one_turn_share_a_thread() -> None:
+    threads, names = Threads(64), list[str]()
+    for turn in range(50):
+        for _ in range(20):
+            threads.submit(job(lambda: names.append(threading.current_thread().name), []))
+        await until(lambda turn=turn: len(names) == 20 * (turn + 1))  # type: ignore[misc]
+    # A busy machine may hold one up for long enough to bring in another.
+    assert len(set(names)) < 10
+    threads.close()
+
+
+async def test_jobs_that_wait_have_a_thread_each() -> None:
+    threads, ended = Threads(16), []
+    for _ in range(20):
+        threads.submit(job(lambda: time.sleep(0.01), ended))
+    await until(lambda: len(ended) == 20)
+    together = threading.Barrier(16)
+    for _ in range(16):
+        threads.submit(job(lambda: together.wait(5), ended))
+    await until(lambda: len(ended) == 36)
+    assert all(isinstance(value, int) for value in ended[20:])
+    threads.close()
+
+
+async def test_what_nobody_waits_for_is_found_by_the_next_look() -> None:
+    class Quiet(Call):
+        def is_awaited(self) -> bool:
+            return False
+
+    returns, ended = Returns(), list[Any]()
+    threads = Threads(1, returns=returns)
+    threads.submit(Quiet(lambda: 1, lambda value, _: ended.append(value)))
+    await asyncio.sleep(0.2)
+    assert not ended
+    returns.deliver()
+    assert ended == [1]
     threads.close()

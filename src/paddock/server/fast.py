@@ -19,11 +19,14 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from paddock.errors import PaddockError
 from paddock.server.access import check_access
+from paddock.server.aside import SideWriter
 from paddock.server.sockets import converse
 from paddock.server.ws import Hello, greeting
+from paddock.sessions.blueprint import Where
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from picows import WSFrame, WSTransport
 
@@ -33,8 +36,8 @@ PATHS = ("/ws", "/mcp")
 READ_BUFFER = 2048
 _SESSION_NAMED = re.compile(rb"(?i)[?&]session_id=([^&\s]+)|\r\nsession-resume:[ \t]*(\S+)")
 HANDSHAKE_TIMEOUT = 10
-TEXT, BINARY, CONTINUATION, PONG, CLOSE = (
-    WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.CONTINUATION, WSMsgType.PONG, WSMsgType.CLOSE,
+TEXT, CONTINUATION, PING, PONG, CLOSE = (
+    WSMsgType.TEXT, WSMsgType.CONTINUATION, WSMsgType.PING, WSMsgType.PONG, WSMsgType.CLOSE,
 )  # fmt: skip
 
 logger = logging.getLogger("paddock.server")
@@ -50,6 +53,8 @@ class FastSocket(WSListener):
         self.service = service
         self.conversation = converse(service, self, hello)
         self.transport: WSTransport
+        self.send_aside: Callable[[bytes], bool] | None = None
+        self._side: SideWriter | None = None
         self._limit = service.config.limits.message_bytes
         self._parts: list[bytes] = []
         self._parts_are_text = True
@@ -65,13 +70,17 @@ class FastSocket(WSListener):
     # -- Socket -----------------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
-        if not self._said_goodbye:
+        if self._said_goodbye:
+            return
+        if self._side is None:
             self.transport.send(TEXT, frame)
+        else:
+            self._side.write(self.transport.send, TEXT, frame)
 
     def close(self, code: int, reason: str = "") -> None:
         if not self._said_goodbye:
             self._said_goodbye = True
-            self.transport.send_close(WSCloseCode(code), reason.encode()[:120])
+            self._write(self.transport.send_close, WSCloseCode(code), reason.encode()[:120])
             asyncio.get_running_loop().call_later(1.0, self.transport.disconnect)
 
     # -- WSListener -------------------------------------------------------------------------------
@@ -79,6 +88,9 @@ class FastSocket(WSListener):
     def on_ws_connected(self, transport: WSTransport) -> None:
         self.transport = transport
         self.service.sockets.add(self)
+        if self.service.blueprint.step.where is Where.THREAD and SideWriter.fits(transport.underlying_transport):
+            self._side = SideWriter(transport.underlying_transport)
+            self.send_aside = self._side.send
         self.conversation.begin()
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
@@ -94,6 +106,8 @@ class FastSocket(WSListener):
                 return
             elif kind == TEXT and frame.fin and not self._parts:
                 self.conversation.receive(frame.get_payload_as_bytes())
+            elif kind == PING:
+                self._write(transport.send_pong, frame.get_payload_as_bytes())
             elif kind != PONG:
                 self._assemble(kind, frame)
         except Exception:
@@ -102,6 +116,8 @@ class FastSocket(WSListener):
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self.service.sockets.discard(self)
+        if self._side is not None:
+            self._side.close()
         self.conversation.lost(clean=self._client_left)
 
     def pause_writing(self) -> None:
@@ -120,7 +136,7 @@ class FastSocket(WSListener):
             self._heard, self._seen, self._pinged = False, now, None
         elif self._pinged is None and now - self._seen >= limits.ping_interval:
             self._pinged = now
-            self.transport.send_ping(b"")
+            self._write(self.transport.send_ping, b"")
         elif self._pinged is not None and now - self._pinged > limits.ping_timeout:
             self.transport.underlying_transport.abort()
 
@@ -129,8 +145,14 @@ class FastSocket(WSListener):
         self._said_goodbye = True
         if self._client_left:
             code = frame.get_close_code()
-            self.transport.send_close(WSCloseCode.OK if code == WSCloseCode.NO_INFO else code)
+            self._write(self.transport.send_close, WSCloseCode.OK if code == WSCloseCode.NO_INFO else code)
         self.transport.disconnect()
+
+    def _write(self, write: Callable[..., object], *arguments: Any) -> None:
+        if self._side is None:
+            write(*arguments)
+        else:
+            self._side.write(write, *arguments)
 
     def _assemble(self, kind: WSMsgType, frame: WSFrame) -> None:
         """A fragment, or a binary message: text is put together, binary is refused but read to its end."""
@@ -162,7 +184,7 @@ class FastProtocol(WSProtocol):  # type: ignore[misc]
         super().__init__(
             None, None, False, self._upgrade, quiet, True, HANDSHAKE_TIMEOUT,
             False, limits.ping_interval, limits.ping_timeout, WSAutoPingStrategy.PING_WHEN_IDLE,
-            True, limits.message_bytes, None, READ_BUFFER,
+            False, limits.message_bytes, None, READ_BUFFER,
         )  # fmt: skip
         self.service = service
         self._connections = server_state.connections

@@ -12,6 +12,8 @@ from paddock.server.vector import VectorConversation
 from paddock.server.ws import Conversation, Hello, Socket, greeting
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paddock.server.service import Service
 
 
@@ -24,6 +26,8 @@ def converse(service: Service, socket: Socket, hello: Hello) -> Conversation | M
 
 class AsgiSocket:
     """A `Socket` whose frames are written by a task, because ASGI's `send` has to be awaited."""
+
+    send_aside: Callable[[bytes], bool] | None = None
 
     def __init__(self) -> None:
         self.outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

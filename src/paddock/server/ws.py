@@ -22,7 +22,7 @@ from paddock.protocol.episode import GetState, Reset, Step
 from paddock.protocol.messages import CancelMessage, CloseMessage, McpMessage, Single
 from paddock.protocol.resume import Verdict
 from paddock.server.rpc import SocketCaller, answer
-from paddock.sessions.session import LATER, Door, Session, Work
+from paddock.sessions.session import LATER, Door, Session, StepAside, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,7 @@ RESUME_HEADER = "session-resume"
 QUEUE_HEADER = "queue-timeout"
 LEASE_HEADER = "paddock-lease"
 DETERMINISTIC_HEADER = "paddock-deterministic"
+HOST_HEADER = "paddock-host"
 
 
 def greeting(service: Service, token: str | None) -> dict[str, str]:
@@ -47,6 +48,8 @@ def greeting(service: Service, token: str | None) -> dict[str, str]:
     known = {VERSION_HEADER: paddock.__version__}
     if service.blueprint.deterministic:
         known[DETERMINISTIC_HEADER] = "true"
+    if service.host is not None:
+        known[HOST_HEADER] = service.host
     return {**known, SESSION_HEADER: token} if token else known
 
 
@@ -55,6 +58,9 @@ class Socket(Protocol):
 
     def send(self, frame: bytes) -> None: ...
     def close(self, code: int, reason: str = "") -> None: ...
+
+    send_aside: Callable[[bytes], bool] | None
+    """Send from any thread, past the loop; False if only the loop can. None where no socket of this kind can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,7 @@ class Conversation:
         self.session: Session | None = None
         self.token = self._token_to_hand_out()
         self.send = socket.send
+        self._send_aside: Callable[[bytes], bool] | None = None
         self._quick_step = service.blueprint.wire.quick_step
         self._parse = service.blueprint.wire.parse
         self._submit = service.dispatch.submit
@@ -124,6 +131,7 @@ class Conversation:
 
     def begin(self) -> None:
         """The socket is open."""
+        self._send_aside = self.socket.send_aside
         self._opening = self.service.spawn(self._open())
 
     def receive(self, raw: bytes) -> None:
@@ -132,13 +140,15 @@ class Conversation:
         if session is None:
             self._receive_early(raw)
             return
+        if self._answering:
+            session.catch_up()
         if not self._answering and not self._backlog:
             action = self._quick_step(raw)
             if action is not None:
                 answer = session.step_now(action)
                 if answer is LATER:
                     self._answering = True
-                    self._submit(session, Step(action), self._answered)
+                    self._step_later(session, action)
                 else:
                     self.send(write_step(answer))
                 return
@@ -151,6 +161,12 @@ class Conversation:
                 return
             message = Refused(error, number_in(raw))
         self._take(message)
+
+    def _step_later(self, session: Session, action: Any) -> None:
+        """A step that is not carried out here and now."""
+        timeout = self.service.dispatch.step_timeout
+        if self._send_aside is None or not session.step_aside(action, self, self._answered, timeout):
+            self._submit(session, Step(action), self._answered)
 
     def receive_binary(self) -> None:
         error = InvalidMessage("Invalid message", hint="send JSON in a text frame, not a binary one", errors=[])
@@ -183,6 +199,24 @@ class Conversation:
         draining = self.service.manager.is_draining()
         self.socket.send(messages.write_error(error))
         self.socket.close(RESTART if draining else GOING_AWAY, error.message)
+
+    # -- what a thread calls, and the loop later ---------------------------------------------------
+
+    def answer_aside(self, work: StepAside) -> None:
+        frame = write_step(work.value)
+        if self._send_aside is not None and work.claim():
+            work.unsent = None if self._send_aside(frame) else frame
+            work.is_answered = True
+
+    def answered_aside(self, work: StepAside) -> None:
+        if work.unsent is not None and (attachment := work.session.attachment) is not None:
+            attachment.send(work.unsent)
+        self._answering = False
+        if self._backlog:
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def is_pressing(self) -> bool:
+        return bool(self._backlog)
 
     # -- opening ----------------------------------------------------------------------------------
 
@@ -304,6 +338,8 @@ class Conversation:
             self.socket.close(POLICY, "too many requests without waiting for an answer")
         else:
             self._backlog.append(message)
+            # The thread that answers may not have seen this one: then its end is found here.
+            session.catch_up()
 
     def _go_on(self) -> None:
         while self._backlog and not self._answering:

@@ -15,7 +15,7 @@ from paddock.protocol.codec import model_fields
 from paddock.protocol.episode import CallTool, GetState, ListTools, Request, Reset, Step
 from paddock.protocol.mcp import plain_result, tool_listing, tool_result, with_score
 from paddock.sessions.blueprint import Blueprint, call_tool_action, list_tools_action
-from paddock.sessions.session import Session, Work, is_done
+from paddock.sessions.session import Session, Work, count_step, is_done
 from paddock.tools import ToolReturn
 from paddock.types import State
 
@@ -107,12 +107,7 @@ def _begun(session: Session, work: Work, observation: Any) -> Any:
 def _step(blueprint: Blueprint, request: Step) -> Plan:
     if request.extras:
         request.extras = blueprint.step.pick(request.extras)
-    return blueprint.step, request, _stepped
-
-
-def _stepped(session: Session, _: Work, observation: Any) -> Any:
-    session.episode.stepped(is_done(observation))
-    return observation
+    return blueprint.step, request, count_step
 
 
 def _state(blueprint: Blueprint, _: GetState) -> Plan:

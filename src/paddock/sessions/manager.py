@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.errors import CapacityReached, FactoryError, ServerDraining, SessionNotFound
 from paddock.protocol.redact import redact
 from paddock.sessions.blueprint import Affinity, Blueprint
-from paddock.sessions.runner import Threads, awaited
+from paddock.sessions.runner import Returns, Threads, awaited
 from paddock.sessions.session import Door, Session, SessionInfo, Work
 from paddock.sessions.slots import LEASE, Count, Leases, LocalCount, Slots
 from paddock.telemetry.metrics import Metrics
@@ -69,7 +69,8 @@ class SessionManager:
         """Names this server and its present life where several machines share the sessions."""
         self.leases = Leases()
         self.loop = asyncio.get_running_loop()
-        self.threads = Threads(limits.threads)
+        self.returns = Returns()
+        self.threads = Threads(limits.threads, returns=self.returns)
         self.metrics = Metrics()
         self.slots = Slots(count or LocalCount(limits.max_sessions), clock)
         self.running: set[Work] = set()
@@ -84,7 +85,9 @@ class SessionManager:
         self._borrowed: set[Session] = set()
         self._builds: set[asyncio.Future[Any]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._shared_thread = Threads(1, "paddock-shared") if blueprint.affinity is Affinity.SHARED else None
+        self._shared_thread = (
+            Threads(1, "paddock-shared", self.returns) if blueprint.affinity is Affinity.SHARED else None
+        )
         self._last_reap = clock()
 
     # -- opening and finding ----------------------------------------------------------------------
@@ -268,7 +271,9 @@ class SessionManager:
     def threads_for_session(self) -> Threads:
         if self._shared_thread is not None:
             return self._shared_thread
-        return Threads(1, "paddock-own") if self.blueprint.affinity is Affinity.OWN else self.threads
+        if self.blueprint.affinity is Affinity.OWN:
+            return Threads(1, "paddock-own", self.returns)
+        return self.threads
 
     def release_threads(self, threads: Threads) -> None:
         if threads is not self.threads and threads is not self._shared_thread:
@@ -294,6 +299,7 @@ class SessionManager:
 
     def tick(self) -> None:
         """Look after everything that has a deadline. Called about ten times a second."""
+        self.returns.deliver()
         now = self.clock()
         for work in [*self.running, *self.queued]:
             if work.deadline is not None and now >= work.deadline and not work.expired:
@@ -318,6 +324,7 @@ class SessionManager:
         deadline = self.clock() + grace
         while (self.running or self._builds or self._tasks) and self.clock() < deadline:
             await asyncio.sleep(DRAIN_LOOKS_EVERY)
+            self.returns.deliver()
         for session in [*self._sessions.values(), *self._borrowed]:
             session.close("the server is shutting down")
         if self._ending:
@@ -336,6 +343,7 @@ class SessionManager:
     # -- looking ----------------------------------------------------------------------------------
 
     def statistics(self) -> Statistics:
+        self.returns.deliver()
         return Statistics(
             sessions=len(self._sessions),
             capacity=self.slots.capacity,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
 import uuid
 from collections import deque
 from dataclasses import dataclass
@@ -25,11 +26,11 @@ from paddock.errors import (
     StepTimeout,
 )
 from paddock.protocol.codec import model_fields
-from paddock.protocol.episode import Episode, Phase
+from paddock.protocol.episode import Episode, Phase, Step
 from paddock.protocol.redact import redact
 from paddock.protocol.resume import ReplyLedger
 from paddock.sessions.blueprint import SLOW_CALL, Method, Where
-from paddock.sessions.runner import Job, Threads, awaited
+from paddock.sessions.runner import Call, Job, Threads, awaited
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("paddock.sessions")
 MOST_WAITING = 256
 LATER = object()
+STEP = Step(None)
+"""Stands for the request of a step that goes past dispatch."""
 
 
 class Door(Enum):
@@ -64,7 +67,20 @@ class Attachment(Protocol):
         """The client returned to the session elsewhere: this connection was dead and did not know it."""
 
 
-class Work:
+class SideDoor(Attachment, Protocol):
+    """A connection that lets a thread answer past the loop."""
+
+    def answer_aside(self, work: StepAside) -> None:
+        """On the thread: answer what it has just carried out, if `work.claim()` says so."""
+
+    def answered_aside(self, work: StepAside) -> None:
+        """On the loop, some time later."""
+
+    def is_pressing(self) -> bool:
+        """On the thread: whether the client has sent more, so that the loop should hear of the answer at once."""
+
+
+class Work(Job):
     """One request on its way through a session. `reply(work, answer)` is called exactly once."""
 
     method: Method
@@ -85,12 +101,65 @@ class Work:
         self.reply = reply
         self.number = number
 
+    def call(self) -> Any:
+        return self.method.invoke(self.session.environment, self.argument)
+
+    def finish(self) -> None:
+        self.session.returned(self)
+
+    def claim(self) -> bool:
+        """Whoever claims it first answers it; nobody else does."""
+        first, self.settled = not self.settled, True
+        return first
+
     def settle(self, answer: Any) -> None:
         """Answer, unless that has happened. An error is an answer too."""
-        if not self.settled:
-            self.settled = True
+        if self.claim():
             self.session.forget_queued(self)
             self.reply(self, answer)
+
+
+class StepAside(Work):
+    """A step on a thread that the thread itself answers. The loop hears of it when it has time, or somebody asks."""
+
+    is_answered = False
+    """Whether the thread did."""
+    unsent: bytes | None = None
+    """The answer, where the connection could not take it at once."""
+    ended = 0.0
+    done = False
+    _claiming = threading.Lock()
+
+    def __init__(self, session: Session, action: Any, door: SideDoor, reply: Callable[[Work, Any], None]) -> None:
+        super().__init__(session, STEP, reply, None)
+        self.action = action
+        self.door = door
+
+    def call(self) -> Any:
+        return self.session.environment.step(self.action)
+
+    def run(self) -> None:
+        super().run()
+        self.ended = self.session.clock()
+        # What went wrong is explained on the loop.
+        if self.error is None and self.session.attachment is self.door:
+            try:
+                self.done = is_done(self.value)
+                self.door.answer_aside(self)
+            except Exception as error:
+                self.error = error
+
+    def claim(self) -> bool:
+        with self._claiming:
+            return super().claim()
+
+    def is_awaited(self) -> bool:
+        return (
+            not self.is_answered or self.unsent is not None or self.session.is_pressing() or self.door.is_pressing()
+        )
+
+    def finish(self) -> None:
+        self.session.stepped_aside(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +205,7 @@ class Session:
         self.closed = False
         self.ended: asyncio.Future[None] = manager.loop.create_future()
         self._manager = manager
-        self._clock = manager.clock
+        self.clock = manager.clock
         self._timings = manager.metrics.calls
         self._step = manager.blueprint.step
         self._step_timings = manager.metrics.calls["step"]
@@ -182,9 +251,11 @@ class Session:
             work.settle(SessionBusy(f"{MOST_WAITING} requests are waiting already", hint="await the answers"))
         else:
             if work.timeout is not None:
-                work.deadline = self._clock() + work.timeout
+                work.deadline = self.clock() + work.timeout
             self._waiting.append(work)
             self._manager.queued.add(work)
+            # What it waits for may have ended without a word.
+            self.catch_up()
 
     def step_now(self, action: Any) -> Any:
         """The answer to a cheap step, at once; LATER if the step has to go the common way through `submit`.
@@ -194,7 +265,7 @@ class Session:
         method = self._step
         if method.where is not Where.INLINE or self._current is not None or self.closed:
             return LATER
-        started = self._clock()
+        started = self.clock()
         answer: Any
         try:
             answer = self.environment.step(action)
@@ -203,12 +274,51 @@ class Session:
             # An environment may raise SystemExit or CancelledError; neither is ours to obey.
             answer = self._explain("step", error)
             self._manager.metrics.errors[answer.code] += 1
-        self.last_active = now = self._clock()
+        self.last_active = now = self.clock()
         seconds = now - started
         self._step_timings.observe(seconds)
         if seconds > SLOW_CALL:
             method.was_slow(seconds, self._step_timings.count, now)
         return answer
+
+    def step_aside(
+        self, action: Any, door: SideDoor, reply: Callable[[Work, Any], None], timeout: float | None
+    ) -> bool:
+        """Carry out a step on a thread that answers through `door`; False if it has to go the common way."""
+        method = self._step
+        if method.where is not Where.THREAD or self._current is not None or self.closed:
+            return False
+        work = StepAside(self, action, door, reply)
+        work.method = method
+        work.after = count_step
+        work.started = now = self.clock()
+        if timeout is not None:
+            work.timeout, work.deadline = timeout, now + timeout
+        self._current = work
+        self._manager.running.add(work)
+        self._threads.submit(work)
+        return True
+
+    def stepped_aside(self, work: StepAside) -> None:
+        """The loop hears of it."""
+        if not work.is_answered:
+            self.returned(work)
+            return
+        self._manager.running.discard(work)
+        self._current = None
+        self.last_active = work.ended
+        self._step_timings.observe(work.ended - work.started)
+        self.episode.stepped(work.done)
+        work.door.answered_aside(work)
+        self._go_on()
+
+    def catch_up(self) -> None:
+        """Hear of what threads have ended meanwhile."""
+        self._manager.returns.deliver()
+
+    def is_pressing(self) -> bool:
+        """Whether the end of what runs is waited for here."""
+        return self.closed or bool(self._waiting)
 
     def cancel(self, number: Any) -> None:
         """Give up the request with this number."""
@@ -238,7 +348,7 @@ class Session:
             self._waiting.remove(work)
             work.settle(StepTimeout(f"{work.method.name} had to wait longer than its deadline for its turn"))
             return
-        seconds = self._clock() - work.started
+        seconds = self.clock() - work.started
         if work.task is None:
             work.overdue = True
             self._manager.metrics.hung_calls += 1
@@ -275,7 +385,7 @@ class Session:
     def _run_inline(self, work: Work) -> None:
         """Carry it out here and now. This is the path of every cheap step: nothing in it waits."""
         self._current = work
-        work.started = self._clock()
+        work.started = self.clock()
         try:
             value = work.method.invoke(self.environment, work.argument)
         except BaseException as error:
@@ -287,25 +397,30 @@ class Session:
         """Hand it to the loop or a thread; `_returned` goes on."""
         if work not in self._beside:
             self._current = work
-        work.started = self._clock()
+        work.started = self.clock()
         if work.timeout is not None and work.deadline is None:
             work.deadline = work.started + work.timeout
         self._manager.running.add(work)
         method = work.method
         if method.where is not Where.THREAD:
             work.task = self._manager.loop.create_task(awaited(method.invoke, self.environment, work.argument))
-            work.task.add_done_callback(lambda task: self._returned(work, *_outcome(task)))
+            work.task.add_done_callback(lambda task: self._task_ended(work, task))
         else:
-            self._threads.submit(
-                Job(method.invoke, self.environment, work.argument, lambda v, e: self._returned(work, v, e))
-            )
+            self._threads.submit(work)
 
-    def _returned(self, work: Work, value: Any, error: BaseException | None) -> None:
+    def _task_ended(self, work: Work, task: asyncio.Task[Any]) -> None:
+        work.value, work.error = _outcome(task)
+        self.returned(work)
+
+    def returned(self, work: Work) -> None:
         """A thread or task has ended: conclude its work and take up the next."""
         self._manager.running.discard(work)
         if work.overdue:
             self._manager.metrics.hung_calls -= 1
-        self._conclude(work, value if error is None else self._failure(work, error))
+        self._conclude(work, work.value if work.error is None else self._failure(work, work.error))
+        self._go_on()
+
+    def _go_on(self) -> None:
         if self.closed:
             if not self.is_running:
                 self._close_environment()
@@ -321,7 +436,7 @@ class Session:
 
     def _conclude(self, work: Work, value: Any) -> None:
         method = work.method
-        self.last_active = now = self._clock()
+        self.last_active = now = self.clock()
         self._beside.discard(work)
         if self._current is work:
             self._current = None
@@ -337,8 +452,7 @@ class Session:
                 value = self._failure(work, error)
         if isinstance(value, PaddockError):
             self._manager.metrics.errors[value.code] += 1
-        if not work.settled:
-            work.settled = True
+        if work.claim():
             work.reply(work, value)
 
     def _failure(self, work: Work, error: BaseException) -> PaddockError:
@@ -407,6 +521,7 @@ class Session:
 
     def close(self, reason: str) -> None:
         """End the session. Running work is cancelled, waiting work refused, the environment closed."""
+        self.catch_up()
         if self.closed:
             return
         self.closed = True
@@ -440,7 +555,7 @@ class Session:
             task = self._manager.loop.create_task(awaited(close))
             task.add_done_callback(lambda done: self._environment_closed(*_outcome(done)))
         else:
-            self._threads.submit(Job(lambda _e, _a: close(), None, None, self._environment_closed))
+            self._threads.submit(Call(close, self._environment_closed))
 
     def _environment_closed(self, _: Any, error: BaseException | None) -> None:
         if error is not None:
@@ -449,6 +564,12 @@ class Session:
         self._manager.ended(self)
         if not self.ended.done():
             self.ended.set_result(None)
+
+
+def count_step(session: Session, _: Work, observation: Any) -> Any:
+    """What follows every step that succeeded."""
+    session.episode.stepped(is_done(observation))
+    return observation
 
 
 def is_done(observation: Any) -> bool:
