@@ -1,7 +1,8 @@
 """How quickly rollouts leave the store: `python -m bench.exports [FORM ...] [--rollouts N]`.
 
 Builds a store once (kept in the folder for temporary files), then takes every rollout out of it in a process of its
-own, and prints rollouts a second, tokens a second and the most memory that the process held.
+own, and prints rollouts a second, tokens a second, processor time and the most memory that was held. The time and the
+memory are those of the process and of the readers that it starts, all together.
 """
 
 from __future__ import annotations
@@ -46,32 +47,34 @@ def main() -> int:
     parser.add_argument("forms", nargs="*", default=["parquet"], help=f"of {', '.join(FORMS)}")
     parser.add_argument("--rollouts", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--readers", type=int, help="processes beside the first; without it, as many as it takes")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure, options.forms[0])))
+        print(json.dumps(measure(options.measure, options.forms[0], options.readers)))
         return 0
     folder = built(options.rollouts)
     for form in options.forms:
         for _ in range(options.rounds):
-            print(line(form, measured_apart(folder, form)), flush=True)
+            print(line(form, measured_apart(folder, form, options.readers)), flush=True)
     return 0
 
 
-def measured_apart(folder: Path, form: str) -> dict[str, Any]:
+def measured_apart(folder: Path, form: str, readers: int | None) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.exports", form, "--measure", str(folder)]
+    command += [] if readers is None else ["--readers", str(readers)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def measure(folder: Path, form: str) -> dict[str, Any]:
+def measure(folder: Path, form: str, readers: int | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="paddock-exports-") as out, Store.open(folder, read_only=True) as store:
         target = Path(out) / f"rollouts.{form}"
         memory = Memory()
-        began, processor = time.perf_counter(), time.process_time()
-        report = export(store, form, target, policy=Policy(), progress=memory.look)
-        seconds, processor = time.perf_counter() - began, time.process_time() - processor
+        began, processor = time.perf_counter(), processor_seconds()
+        report = export(store, form, target, policy=Policy(), progress=memory.look, readers=readers)
+        seconds, processor = time.perf_counter() - began, processor_seconds() - processor
         return {
             "rollouts": report.rollouts,
             "tokens": report.tokens,
@@ -83,8 +86,14 @@ def measure(folder: Path, form: str) -> dict[str, Any]:
         }
 
 
+def processor_seconds() -> float:
+    """Of this process and of those that it started and that have ended."""
+    return sum(os.times()[:4])
+
+
 class Memory:
-    """What the process holds by itself, in megabytes; pages of the store that are mapped belong to the system."""
+    """What the process and those it started hold by themselves, in megabytes; pages of the store that are mapped
+    belong to the system."""
 
     EVERY = 50
 
@@ -98,8 +107,13 @@ class Memory:
             self.most = max(self.most, self.now())
 
     def now(self) -> float:
-        held = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
-        return int(held.split()[1]) / 1024
+        started = " ".join(each.read_text() for each in Path("/proc/self/task").glob("*/children")).split()
+        return sum(map(held, ("self", *started)))
+
+
+def held(process: str) -> float:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next((int(each.split()[1]) / 1024 for each in lines if each.startswith("RssAnon")), 0.0)
 
 
 def line(form: str, found: dict[str, Any]) -> str:

@@ -33,6 +33,8 @@ WHOLE = False
 PACKAGE = "pyarrow"
 ROW_GROUP_TOKENS = 1_000_000
 """A row group is written when it holds this many: enough to compress well, little enough to hold in memory."""
+PART_TOKENS = 400_000
+"""A part is full with this many."""
 
 
 def export(record: RolloutRecord, calls: Sequence[Call], policy: Policy) -> Iterator[dict[str, Any]]:
@@ -101,14 +103,28 @@ class Numbers:
 
 
 class Rows:
-    """One row group in the making."""
+    """One part in the making: rows that a row group is made of."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
         self.plain: dict[str, list[Any]] = {name: [] for name in PLAIN}
         self.prompt_ids, self.response_ids, self.mask, self.logprobs = (Numbers() for _ in range(4))
         self.tokens = 0
 
-    def add(self, record: RolloutRecord, line: Line, *, is_last: bool) -> None:
+    @property
+    def is_full(self) -> bool:
+        return self.tokens >= PART_TOKENS
+
+    def add(self, record: RolloutRecord, calls: Sequence[Call]) -> tuple[int, int]:
+        """How many rows a rollout has, and how many tokens are in them."""
+        if self._policy.refuses(record) is not None:
+            return 0, 0
+        found, before = lines(calls, self._policy), self.tokens
+        for number, line in enumerate(found, 1):
+            self._add_row(record, line, is_last=number == len(found))
+        return len(found), self.tokens - before
+
+    def _add_row(self, record: RolloutRecord, line: Line, *, is_last: bool) -> None:
         values = (
             *(record.rollout_id, record.task_id, group_of(record), str(record.outcome), record.reward),
             *(orjson.dumps(record.reward_parts).decode(), line.branch, is_last, str(line.label)),
@@ -150,6 +166,17 @@ class Rows:
         columns["logprobs"] = self.logprobs.column(arrow, arrow.float64()).cast(arrow.list_(arrow.float32()))
         return arrow.table([columns[name] for name in shape.names], schema=shape)
 
+    def data(self) -> bytes | memoryview:
+        """The table as a stream of Arrow; nothing if there are no rows."""
+        if not self.prompt_ids.lengths:
+            return b""
+        import pyarrow
+
+        table, out = self.table(pyarrow), pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(out, table.schema) as stream:
+            stream.write_table(table)
+        return memoryview(out.getvalue())
+
 
 PLAIN = (
     *("rollout_id", "task_id", "group_id", "outcome", "reward", "reward_parts", "branch", "is_last", "label"),
@@ -158,16 +185,15 @@ PLAIN = (
 
 
 class Writer:
-    """Writes rollouts to a file. Row groups are compressed beside the reading of the next."""
+    """Writes parts to a file, some to a row group. Row groups are compressed beside the shaping of the next."""
 
-    def __init__(self, path: Path, policy: Policy) -> None:
+    def __init__(self, path: Path) -> None:
         try:
             import pyarrow
             import pyarrow.parquet
         except ModuleNotFoundError as error:
             raise ConfigError("Parquet needs pyarrow", hint="pip install 'paddock[parquet]'") from error
         self._arrow = pyarrow
-        self._policy = policy
         self._file = pyarrow.parquet.ParquetWriter(
             path,
             schema(pyarrow),
@@ -176,10 +202,10 @@ class Writer:
             use_dictionary=[name for name in PLAIN if name != "metadata"],
             write_statistics=False,
         )
-        self._rows = Rows()
+        self._tables: list[pyarrow.Table] = []
+        self._tokens = 0
         self._writing: Future[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paddock-parquet")
-        self.tokens = 0
 
     def __enter__(self) -> Writer:
         return self
@@ -192,29 +218,31 @@ class Writer:
             self._thread.shutdown()
             self._file.close()
 
-    def add(self, record: RolloutRecord, calls: Sequence[Call]) -> int:
-        """How many rows the rollout has."""
-        if self._policy.refuses(record) is not None:
-            return 0
-        found = lines(calls, self._policy)
-        for number, line in enumerate(found, 1):
-            self._rows.add(record, line, is_last=number == len(found))
-        if self._rows.tokens >= ROW_GROUP_TOKENS:
+    def add(self, data: bytes | memoryview, tokens: int) -> None:
+        """The `data` of some `Rows`."""
+        if not data:
+            return
+        with self._arrow.ipc.open_stream(data) as stream:
+            self._tables.append(stream.read_all())
+        self._tokens += tokens
+        if self._tokens >= ROW_GROUP_TOKENS:
             self._flush()
-        return len(found)
 
     def _flush(self) -> None:
-        if not self._rows.tokens:
+        if not self._tables:
             return
-        rows, self._rows = self._rows, Rows()
-        self.tokens += rows.tokens
+        table = self._arrow.concat_tables(self._tables)
+        self._tables, self._tokens = [], 0
         self._wait()
-        self._writing = self._thread.submit(lambda: self._file.write_table(rows.table(self._arrow)))
+        self._writing = self._thread.submit(self._file.write_table, table)
 
     def _wait(self) -> None:
         if self._writing is not None:
             self._writing.result()
 
 
+_IN_BYTES = (array, Prompt)
+
+
 def packed(values: Sequence[Any], kind: str = "I") -> bytes:
-    return values.tobytes() if isinstance(values, array | Prompt) else array(kind, values).tobytes()
+    return values.tobytes() if isinstance(values, _IN_BYTES) else array(kind, values).tobytes()

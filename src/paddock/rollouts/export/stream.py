@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import orjson
 
@@ -29,6 +29,8 @@ AT_ONCE = 100
 """Rollouts that are read with one question."""
 WHOLE_AT_ONCE = 4
 """Rollouts with all their messages: each may be large."""
+PART_BYTES = 4_000_000
+"""A part of lines is full with this many."""
 _ANY = Policy()
 
 
@@ -57,8 +59,41 @@ class Report:
     accepted: int = 0
     """Documents that the trainer's own package took."""
 
-    def leave_out(self, reason: str) -> None:
-        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+    @property
+    def seen(self) -> int:
+        """Rollouts, with something in the file or without."""
+        return self.rollouts + sum(self.left_out.values())
+
+    def leave_out(self, reason: str, count: int = 1) -> None:
+        self.left_out[reason] = self.left_out.get(reason, 0) + count
+
+    def include(self, other: Report) -> None:
+        self.rollouts += other.rollouts
+        self.documents += other.documents
+        self.tokens += other.tokens
+        for reason, count in other.left_out.items():
+            self.leave_out(reason, count)
+
+
+@dataclass(slots=True)
+class Part:
+    """What a run of rollouts is in a file."""
+
+    data: bytes | memoryview
+    """Lines; for Parquet, a table as a stream of Arrow. Nothing if all were left out."""
+    report: Report
+
+
+class Shaper(Protocol):
+    """A part in the making."""
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def add(self, record: RolloutRecord, calls: Sequence[Call]) -> tuple[int, int]:
+        """How many documents a rollout has, and how many tokens are counted for them."""
+
+    def data(self) -> bytes | memoryview: ...
 
 
 def rollouts(store: Store, keys: Sequence[int], *, whole: bool) -> Iterator[Kept]:
@@ -95,51 +130,106 @@ def export(
     keys: Sequence[int] | None = None,
     policy: Policy = _ANY,
     progress: Callable[[], None] | None = None,
+    readers: int | None = None,
 ) -> Report:
-    """Write rollouts in a form; `progress` is called after each. Raises ConfigError if there is no such form."""
-    loaded = load_form(form)
+    """Write rollouts in a form; `progress` is called for each. Raises ConfigError if there is no such form.
+
+    `readers` are processes that read beside this one. None takes them where there are many rollouts."""
+    load_form(form)
     wanted = chosen(store) if keys is None else keys
     report = Report()
-    with _sink(form, loaded, target, policy, report) as add:
-        for record, sampled in rollouts(store, wanted, whole=loaded.WHOLE):
-            count = add(record, sampled)
-            if count:
-                report.rollouts += 1
-                report.documents += count
-            else:
-                report.leave_out(why(record, sampled, policy))
+    with _sink(form, target) as write, _parts(store, form, wanted, policy, readers) as parts:
+        for part in parts:
+            write(part)
+            report.include(part.report)
             if progress is not None:
-                progress()
+                for _ in range(part.report.seen):
+                    progress()
     return report
 
 
 @contextmanager
-def _sink(
-    form: str, loaded: Form, target: Path | str | IO[bytes], policy: Policy, report: Report
-) -> Iterator[Callable[[RolloutRecord, Sequence[Call]], int]]:
-    if form == "parquet":
-        from paddock.rollouts.export.parquet import Writer
+def _parts(
+    store: Store, form: str, keys: Sequence[int], policy: Policy, readers: int | None
+) -> Iterator[Iterable[Part]]:
+    from paddock.rollouts.export import crew
 
-        if not isinstance(target, str | Path):
-            raise ConfigError("Parquet is written to a file", hint="give --out FILE.parquet")
-        with Writer(Path(target), policy) as writer:
-            yield writer.add
-        report.tokens = writer.tokens
+    size = WHOLE_AT_ONCE if load_form(form).WHOLE else AT_ONCE
+    runs = [keys[start : start + size] for start in range(0, len(keys), size)]
+    count = crew.worth(store, len(keys), policy) if readers is None else readers
+    if not count:
+        yield (part for run in runs for part in shape(store, form, run, policy))
         return
+    with crew.Crew(count, store.path, form, policy) as working:
+        yield working.parts(runs)
 
-    def add(record: RolloutRecord, sampled: Sequence[Call]) -> int:
-        count = 0
-        for document in loaded.export(record, sampled, policy):
-            file.write(orjson.dumps(document))
-            file.write(b"\n")
-            count += 1
-        if count:
-            report.tokens += sum(len(call.completion_token_ids) for call in sampled)
-        return count
 
+def shape(store: Store, form: str, keys: Sequence[int], policy: Policy) -> Iterator[Part]:
+    """The parts of a run of rollouts: one, unless they are large."""
+    loaded = load_form(form)
+    report, shaper = Report(), _shaper(form, policy)
+    for record, sampled in rollouts(store, keys, whole=loaded.WHOLE):
+        documents, tokens = shaper.add(record, sampled)
+        if documents:
+            report.rollouts += 1
+            report.documents += documents
+            report.tokens += tokens
+        else:
+            report.leave_out(why(record, sampled, policy))
+        if shaper.is_full:
+            yield Part(shaper.data(), report)
+            report, shaper = Report(), _shaper(form, policy)
+    if report.seen:
+        yield Part(shaper.data(), report)
+
+
+def _shaper(form: str, policy: Policy) -> Shaper:
+    if form == "parquet":
+        from paddock.rollouts.export.parquet import Rows
+
+        return Rows(policy)
+    return Lines(load_form(form), policy)
+
+
+class Lines:
+    """JSON, an object on each line."""
+
+    def __init__(self, form: Form, policy: Policy) -> None:
+        self._form = form
+        self._policy = policy
+        self._lines: list[bytes] = []
+        self._size = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._size >= PART_BYTES
+
+    def add(self, record: RolloutRecord, calls: Sequence[Call]) -> tuple[int, int]:
+        before = len(self._lines)
+        for document in self._form.export(record, calls, self._policy):
+            line = orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+            self._lines.append(line)
+            self._size += len(line)
+        return len(self._lines) - before, sum(len(call.completion_token_ids) for call in calls)
+
+    def data(self) -> bytes:
+        return b"".join(self._lines)
+
+
+@contextmanager
+def _sink(form: str, target: Path | str | IO[bytes]) -> Iterator[Callable[[Part], object]]:
+    """What writes parts, in the order in which it gets them."""
     with ExitStack() as stack:
-        file = stack.enter_context(Path(target).open("wb")) if isinstance(target, str | Path) else target
-        yield add
+        if form == "parquet":
+            from paddock.rollouts.export.parquet import Writer
+
+            if not isinstance(target, str | Path):
+                raise ConfigError("Parquet is written to a file", hint="give --out FILE.parquet")
+            writer = stack.enter_context(Writer(Path(target)))
+            yield lambda part: writer.add(part.data, part.report.tokens)
+        else:
+            file = stack.enter_context(Path(target).open("wb")) if isinstance(target, str | Path) else target
+            yield lambda part: file.write(part.data)
 
 
 def check(
