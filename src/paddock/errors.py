@@ -113,11 +113,23 @@ class UnknownType(RequestError):
 
 
 class InvalidMessage(RequestError):
-    """A field is missing, unknown or wrong; `data["errors"]` names each one."""
+    """A field is missing, unknown or wrong; `data["errors"]` names each one, and `str` tells them."""
 
     code = "VALIDATION_ERROR"
     http_status = 422
     rpc_code = -32602
+    most_told: ClassVar[int] = 10
+
+    def __str__(self) -> str:
+        # On the wire `message` is the same for all of them, as OpenEnv has it.
+        return f"{self.message}: {'; '.join(self.problems)}" if self.problems else self.message
+
+    @property
+    def problems(self) -> list[str]:
+        """Each wrong field, and what is wrong with it."""
+        found = self.data.get("errors")
+        listed = found if isinstance(found, list) else []
+        return [_problem(each) for each in listed if isinstance(each, dict)][: self.most_told]
 
 
 class MessageTooBig(RequestError):
@@ -341,6 +353,12 @@ def from_wire(data: dict[str, Any]) -> PaddockError:
     if found is None:
         return ServerError(f"{message} (code: {code})", hint=hint, server_code=code, **rest)
     return found(message, hint=hint, **rest)
+
+
+def _problem(found: dict[str, Any]) -> str:
+    place = ".".join(map(str, found.get("loc") or ()))
+    reason = str(found.get("msg") or "it does not fit").removeprefix("Value error, ")
+    return f"{place}: {reason}" if place else reason
 
 
 def _family(root: type[PaddockError]) -> list[type[PaddockError]]:

@@ -174,6 +174,18 @@ def test_a_refused_action_reaches_the_client_with_its_field(cartpole: Running) -
         assert "2 is not between 0 and 1" in problem["msg"]
 
 
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [(9, "action: 9 is not between 0 and 1"), ("a", "not 'a'"), (None, "not None"), (1.5, "not 1.5"), ([1], "not")],
+)
+def test_a_remote_environment_tells_what_is_wrong_with_an_action(cartpole: Running, action: Any, told: str) -> None:
+    remote = RemoteEnv(cartpole.url)
+    remote.reset()
+    with pytest.raises(InvalidMessage, match=told):
+        remote.step(action)
+    remote.close()
+
+
 @pytest.mark.parametrize("space", [Everything.action_space, Everything.observation_space], ids=["action", "seen"])
 def test_samples_survive_the_wire(space: Any) -> None:
     space.seed(5)

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from paddock import SyncClient
+from paddock.adapters.mcp import stdio
+from paddock.client.transports import memory
 from paddock.errors import TargetError
+from paddock.rollouts.loop.environment import EnvironmentScene
+from paddock.rollouts.outcome import Outcome
 from paddock.targets import load_target
+from rollouts.loop.scenes import played, turns
+from rollouts.played import run
 
 SERVER = """
 import json, subprocess, sys
@@ -56,3 +62,34 @@ def test_a_variable_that_is_not_set_is_told(target: str) -> None:
     assert "NO_SUCH_KEY" not in os.environ
     with pytest.raises(TargetError, match="NO_SUCH_KEY is not set"):
         load_target(f"mcp:KEY=$NO_SUCH_KEY {target}")
+
+
+HUNG = """
+import json, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def answer(request):
+    if request["method"] == "initialize":
+        return {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "sleeper"}}
+    if request["method"] == "tools/list":
+        return {"tools": [{"name": "nap", "description": "", "inputSchema": {"type": "object", "properties": {}}}]}
+    time.sleep(300)
+for line in sys.stdin:
+    request = json.loads(line)
+    if "id" in request:
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": answer(request)}), flush=True)
+"""
+
+
+def test_a_rollout_whose_tool_hangs_ends_at_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "server.py").write_text(HUNG)
+    make, _ = load_target(f"mcp:{sys.executable} {tmp_path / 'server.py'}")
+    # A server that hangs is not given the time of one that ends by itself: this would take five minutes.
+    monkeypatch.setattr(stdio, "PARTING_SECONDS", 150.0)
+    monkeypatch.setattr(memory, "CLOSE_SECONDS", 300.0)
+    scene = EnvironmentScene(make, "Take a nap.")
+    record, _, store = run(played(tmp_path, scene, turns({"tool": "nap"}), agent_timeout=1.0))
+    store.close()
+    assert (record.outcome, record.error) == (Outcome.TIMEOUT, "the agent did not finish in time")
+    assert "close failed" not in caplog.text

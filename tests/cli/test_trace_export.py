@@ -58,6 +58,17 @@ def test_weights_choose_the_calls(store: Path) -> None:
     (line,) = lines(export(store, "r00a", "--to", "jsonl", "--weights", "newest"))
     assert line["call"] == "c1"
     assert len(lines(export(store, "r00a", "--to", "jsonl", "--weights", "1"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("weights", "newest", "told"),
+    [("2", "abc", "'abc', which has no number"), ("any", "2", "--newest has no effect"), ("same", "2", "no effect")],
+)
+def test_a_newest_version_that_decides_nothing_is_refused(store: Path, weights: str, newest: str, told: str) -> None:
+    refused = export(store, "--weights", weights, "--newest", newest).exception
+    assert isinstance(refused, ConfigError)
+    assert told in refused.message
+    assert "--weights" in (refused.hint or "")
     assert lines(export(store, "r00a", "--weights", "same")) == []
     assert lines(export(store, "r00a", "--weights", "newest", "--newest", "9")) == []
 

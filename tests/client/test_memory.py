@@ -2,14 +2,16 @@
 
 import asyncio
 import math
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 from environments import Add, Adder, Alone, AsyncScripted, Did, Kit, Scripted, Sum, Total, Watched
-from paddock import Action, Client, Environment, Observation, State
+from paddock import Action, Client, Environment, Observation, State, ToolEnvironment, tool
 from paddock.client.client import UnknownResetArgument
+from paddock.client.transports import memory
 from paddock.errors import ClientError, EnvironmentFailure, FactoryError, InvalidMessage, StepTimeout, ToolFailure
 
 from .conftest import until
@@ -166,3 +168,33 @@ async def test_it_is_not_reaped_while_it_is_used(lives: list[Watched]) -> None:
     await asyncio.sleep(1.3)
     assert (await env.step({"amount": 1})).observation.total == 1
     await env.close()
+
+
+class Slow(ToolEnvironment):
+    """Its call cannot be stopped, and its `close` takes a while."""
+
+    called = threading.Event()
+    freed = threading.Event()
+    closed = 0
+
+    @tool
+    def nap(self) -> None:
+        self.called.set()
+        self.freed.wait(60)
+
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(2)
+        type(self).closed += 1
+
+
+async def test_closing_waits_for_close_and_for_no_call_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "GRACE", 1000.0)
+    env: Client[Any] = Client(Slow)
+    await env.reset()
+    call = asyncio.create_task(env.call_tool("nap"))
+    await asyncio.to_thread(Slow.called.wait, 30)
+    call.cancel()
+    await asyncio.wait([call])
+    await env.close()
+    assert Slow.closed == 1
+    Slow.freed.set()

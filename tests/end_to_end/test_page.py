@@ -181,7 +181,7 @@ def test_the_parts_of_a_rollout_have_places_of_their_own(page: Page, ids: dict[s
         "Timeline": "svg.timeline .phase-agent",
         "Calls": ".graph-box svg .node",
         "Verifier": ".tab-body pre",
-        "Files": ".diff",
+        "Files": ".file-list button",
         "Logs": ".tab-body",
         "Configuration": ".tab-body .copyable",
     }.items():
@@ -191,6 +191,9 @@ def test_the_parts_of_a_rollout_have_places_of_their_own(page: Page, ids: dict[s
 
 
 def test_the_work_folder_can_be_read(page: Page, ids: dict[str, str]) -> None:
+    go(page, f"#/rollouts/{ids['wrong']}/files")
+    expect(page.get_by_text("What changed is not known")).to_be_visible()
+    expect(page.locator(".diff")).to_have_count(0)
     go(page, f"#/rollouts/{ids['solve']}/files")
     page.get_by_role("button", name="answer.txt").click()
     expect(page.locator(".file-shown pre")).to_contain_text("42")
@@ -365,3 +368,28 @@ def test_the_first_view_is_small(browser: Browser, url: str) -> None:
     expect(page.locator(".rollouts .virtual .row").first).to_be_visible()
     context.close()
     assert 0 < sum(sizes) < 200_000
+
+
+# -- a store that broke -----------------------------------------------------------------------------
+
+
+def test_a_store_that_broke_is_told_once_and_nothing_half_drawn(browser: Browser, tmp_path: Path) -> None:
+    folder = unpack(tmp_path)
+    with paddock("view", "--store", str(folder), "--no-open") as address:
+        (folder / "store.db").write_bytes(b"no database at all" * 1000)
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"{address}/web/?token={TOKEN}")
+        expect(page.get_by_role("alert")).to_have_count(1)
+        expect(page.get_by_role("alert")).to_contain_text("file is not a database")
+        expect(page.get_by_role("alert")).to_contain_text("choose another folder")
+        for name in (".figures", ".filters", ".rollouts", ".empty"):
+            expect(page.locator(name).filter(visible=True)).to_have_count(0)
+        go(page, "#/groups")
+        expect(page.get_by_role("alert")).to_contain_text("file is not a database")
+        expect(page.get_by_role("button", name="Show more groups")).to_have_count(0)
+        unpack(tmp_path / "again")
+        (tmp_path / "again" / "store.db").replace(folder / "store.db")
+        go(page, "#/rollouts")
+        expect(page.locator(".figures .card")).to_have_count(5)
+        context.close()

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from paddock.errors import ConfigError, PaddockError
+from paddock.cli.rollout import reasons
+from paddock.errors import ConfigError, ConnectFailed, PaddockError
 from paddock.rollouts import batch as batches
 from paddock.rollouts.batch import Batch, BatchResult, Group
 from paddock.rollouts.capture import Upstream
 from paddock.rollouts.limits import Timeouts
 from paddock.rollouts.loop.agent import LoopAgent
+from paddock.rollouts.loop.batch import LoopBatch
 from paddock.rollouts.loop.plan import LoopPlan
 from paddock.rollouts.models.endpoint import Endpoint
 from paddock.rollouts.outcome import Outcome
@@ -24,6 +26,7 @@ from paddock.rollouts.rollout import Rollout
 from paddock.rollouts.runs import run_batch
 from paddock.rollouts.store import Store
 from paddock.testing.replay import ReplayServer
+from rollouts.loop.scenes import Stage
 from rollouts.played import NOBODY_THERE, SOLVES, a_task, needs_bwrap, own_children, run, shell, speaker
 
 pytestmark = needs_bwrap
@@ -323,3 +326,57 @@ def test_pass_at_k_counts_only_known_rewards(
 def test_a_mean_is_unknown_without_rewards() -> None:
     assert group(None, None).mean is None
     assert group(None, 0.5, 1.0).mean == 0.75
+
+
+# -- what keeps all of them out ---------------------------------------------------------------------
+
+
+class Behind(Stage):
+    """A place that cannot be reached at first."""
+
+    def __init__(self, tries: list[int], closed: int) -> None:
+        super().__init__()
+        self.tries = tries
+        self.closed = closed
+
+    async def open(self) -> None:
+        self.tries.append(len(self.tries))
+        if len(self.tries) <= self.closed:
+            raise ConnectFailed("nobody is there")
+
+
+async def looped(store: Store, tries: list[int], *, closed: int, n: int, **options: Any) -> BatchResult:
+    async with Upstream() as upstream, ReplayServer({"turns": [{"text": "Done."}]}) as server:
+        plan = LoopPlan(LoopAgent(), Endpoint(server.url, "replay", engine="vllm"), sandbox=Stage.kind)
+        options = {"parallel": 2, "retries": 2, **options}
+        shared = {"store": store, "upstream": upstream, "n": n, **options}
+        return await LoopBatch(tasks(1), plan, lambda _: Behind(tries, closed), **shared).run()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_what_keeps_all_out_is_tried_again_by_one(store: Store) -> None:
+    tries: list[int] = []
+    result = run(looped(store, tries, closed=1000, n=20))
+    balances(result, store)
+    assert {(record.outcome, record.error) for record in result.records} == {(Outcome.ENVIRONMENT, "nobody is there")}
+    # Both that had begun, and two more tries of one of them.
+    assert len(tries) == 4
+    assert store.count(batch_id=result.batch_id) == 20 + 2
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("parallel", [1, 2, 5])
+def test_what_is_there_after_a_while_keeps_nobody_out(store: Store, parallel: int) -> None:
+    result = run(looped(store, [], closed=parallel + 1, n=6, parallel=parallel, retries=3))
+    balances(result, store)
+    assert result.summary()["outcomes"] == {"ok": 6}
+
+
+@pytest.mark.usefixtures("hasty")
+def test_an_engine_that_is_not_there_is_told_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+    result = run(batch(store, n=5, sandbox="docker", retries=1))
+    balances(result, store)
+    (reason,) = reasons(result)
+    assert reason.startswith("no container engine answers at ")
+    assert store.count(batch_id=result.batch_id) == 5 + 1

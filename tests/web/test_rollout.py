@@ -1,13 +1,18 @@
 """One rollout in every depth, against the calls that the store reads in full."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paddock.config import Access
 from paddock.rollouts.graph import Graph
 from paddock.rollouts.store import Store
+from paddock.web.app import create_view_app
+from paddock.web.shelf import Shelf
+from rollouts.played import a_task, needs_bwrap, rolled, shell
 
-from .asking import Browser
+from .asking import TOKEN, Browser
 
 
 def every(store: Store) -> list[str]:
@@ -222,6 +227,23 @@ def test_files_are_read_from_the_sealed_folder(browser: Browser, ids: dict[str, 
     changes = browser.api(f"rollouts/{ids['wrong']}/changes")
     assert {change["path"]: change["after"] for change in changes}["answer.txt"] == "7"
     assert {change["kind"] for change in changes} == {"present"}
+
+
+@needs_bwrap
+def test_changes_are_told_against_the_files_of_any_task(tmp_path: Path) -> None:
+    files = {name: f"{name}\n".encode() for name in ("kept.txt", "edited.txt", "lost.txt", "below/kept.txt")}
+    agent = shell("echo more >> edited.txt; rm lost.txt; echo 42 > answer.txt")
+    with Store.open(tmp_path) as store:
+        first, second = (rolled(store, agent, task=a_task(files=files)) for _ in range(2))
+        bare = rolled(store, agent, task=a_task(id="bare"))
+    assert first.task_blob == second.task_blob
+    app = create_view_app(Shelf(tmp_path), Access(token=TOKEN))
+    visitor = Browser(app)
+    told = {each["path"]: each["kind"] for each in visitor.api(f"rollouts/{first.rollout_id}/changes")}
+    assert told == {"answer.txt": "added", "edited.txt": "changed", "lost.txt": "removed"}
+    told = {each["path"]: each["kind"] for each in visitor.api(f"rollouts/{bare.rollout_id}/changes")}
+    assert told == {"answer.txt": "added", "edited.txt": "added"}
+    app.state.page.close()
 
 
 # -- two rollouts ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import IO, Any
 import click
 
 from paddock import __version__
-from paddock.errors import PaddockError
+from paddock.errors import ConfigError, PaddockError
 
 COMMANDS = {
     "serve": ("paddock.cli.serve", "Serve an environment over HTTP, WebSocket and MCP."),
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         result = paddock.main(arguments, prog_name="paddock", standalone_mode=False)
     except PaddockError as error:
-        complain(error.message, error.hint)
+        complain(str(error), error.hint)
         sys.exit(error.exit_code)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
@@ -89,6 +89,15 @@ def complain(message: str, hint: str | None = None) -> None:
     if hint:
         click.secho("hint: ", fg="cyan", nl=False, err=True)
         click.echo(hint, err=True)
+
+
+def refuse_unused(*names: str, why: str, hint: str) -> None:
+    """Raise ConfigError for the first of these parameters of the command that was given: it would do nothing."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
+        if given and option.name in names:
+            raise ConfigError(f"{max(option.opts, key=len)} has no effect: {why}", hint=hint)
 
 
 def note(text: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paddock.cli import note, print_json
+from paddock.cli import note, print_json, refuse_unused
 from paddock.cli.fleet_look import envs, ls, report, rm
 from paddock.cli.fleet_place import KEY_FILE, address_left, default_state, state_option
 from paddock.cli.fleet_run import run
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 USUAL = ("notes", "echo")
 VERSIONS = {"notes": ("v0.0.1", "v0.0.2")}
 """Of shipped environments that have more than one; the last is what a client gets that asks for none."""
+OF_A_CLUSTER = ("ray_address", "instance_cpus", "instance_memory", "instance_resources", "ship")
 VERSION = re.compile(r"v?\d[\w.-]*|v[\w.-]*")
 CHECK_SECONDS = 120.0
 CHECK = """
@@ -122,6 +123,10 @@ def up(
     """
     from paddock.fleet.control import PlaneSettings, serve_plane
 
+    if engine == "local":
+        refuse_unused(*OF_A_CLUSTER, why="instances run on this machine", hint="add --engine ray")
+    if not web:
+        refuse_unused("store", why="the page is not offered", hint="add --web")
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     folder = (state or default_state()).expanduser().resolve()
     hosted = described(read_environments(with_usual(environments)))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from paddock.cli import INTERRUPTED, complain, note, print_json
+from paddock.cli import note
 from paddock.cli.fleet_place import explained, fetch, find_plane, plane_options
 from paddock.errors import TaskError
 
 if TYPE_CHECKING:
     from paddock.fleet.settings import PlaneAddress
-
-BROKEN = 1
+    from paddock.rollouts.record import RolloutRecord
 
 
 @click.command("run")
@@ -60,13 +60,13 @@ def run(
     """
     import asyncio
 
-    from paddock.cli.progress import RolloutProgress
-    from paddock.cli.rollout import report, run_until_signal
+    from paddock.cli.rollout import refuse_vllm_url, watched
     from paddock.fleet.run import read_tasks, run_tasks
     from paddock.rollouts.batch import new_batch_id
     from paddock.rollouts.limits import Budget
     from paddock.rollouts.shown import summarize
 
+    refuse_vllm_url(options["model"])
     chosen = select(read_tasks(file), task_keys, file)
     plane = find_plane(url, api_key, state)
     with explained(plane):
@@ -82,28 +82,12 @@ def run(
     batch_id = options["batch_id"] = options["batch_id"] or new_batch_id()
     note(f"run {batch_id} at {plane.base_url}; if it is killed: paddock fleet rm --run {batch_id}")
     budget = Budget(calls=max_calls, completion_tokens=max_completion_tokens, max_tokens_per_call=max_tokens)
-    with RolloutProgress(total=len(chosen) * options["n"], words=not as_json) as progress:
 
-        def settled(record: Any) -> None:
-            progress.settle(record)
-            if as_json:
-                print_json({**summarize(record), "metadata": record.metadata})
+    def shown(record: RolloutRecord) -> dict[str, Any]:
+        return {**summarize(record), "metadata": record.metadata}
 
-        work = run_tasks(
-            chosen,
-            plane=plane,
-            budget=budget,
-            on_change=progress.show,
-            on_settled=settled,
-            log=progress.say,
-            **options,
-        )
-        result = run_until_signal(work)
-    if result is None:
-        complain("interrupted; what was under way is recorded as cancelled", f"go on with --resume {batch_id}")
-        return INTERRUPTED
-    report(result, as_json)
-    return 0 if all(record.outcome == "ok" for record in result.records) else BROKEN
+    work = partial(run_tasks, chosen, plane=plane, budget=budget, **options)
+    return watched(work, batch_id, total=len(chosen) * options["n"], as_json=as_json, shown=shown)
 
 
 async def look_at(plane: PlaneAddress) -> tuple[set[str], int | None]:

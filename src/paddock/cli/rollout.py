@@ -6,12 +6,13 @@ import asyncio
 import signal
 import sys
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from paddock.cli import INTERRUPTED, complain, note, print_json
+from paddock.cli import INTERRUPTED, complain, note, print_json, refuse_unused
 from paddock.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 
     from paddock.rollouts.batch import BatchResult
     from paddock.rollouts.engine import Engine
+    from paddock.rollouts.record import RolloutRecord
 
 BROKEN = 1
 RAY = "ray"
+LOOP = "loop"
+BLACK_BOX = "black_box"
 
 
 class WithDefault(click.Group):
@@ -101,7 +105,7 @@ def run(
     The key of the model is read from PADDOCK_MODEL_API_KEY (or OPENAI_API_KEY, HF_TOKEN), and never
     enters the sandbox. Ends with 0 if every rollout has outcome ok, with 1 if not.
     """
-    from paddock.cli.progress import RolloutProgress
+    from paddock.rollouts.agents import load_agent
     from paddock.rollouts.batch import new_batch_id
     from paddock.rollouts.limits import Budget
     from paddock.rollouts.loop.agent import LoopAgent, LoopLimits
@@ -113,9 +117,12 @@ def run(
     chosen = [task for spec in tasks for task in load_tasks(spec)] + ([Task(prompt)] if prompt else [])
     if not chosen:
         raise ConfigError("no task is given", hint="name a TASK, or say --prompt what to do")
+    refuse_what_is_idle(options["agent"], options["mode"], scored=any(task.is_scored for task in chosen))
+    refuse_vllm_url(options["model"])
     if env is not None:
         options["env"] = find_environment(env)
     if options["agent"] == LoopAgent.name:
+        load_agent(LoopAgent.name, driver=options.pop("driver"))
         options["agent"] = LoopAgent(LoopLimits(steps=max_steps))
     budget = Budget(
         calls=max_calls,
@@ -133,33 +140,56 @@ def run(
     )
     tell_if_new(options["batch_id"], options["store"])
     batch_id = options["batch_id"] = options["batch_id"] or new_batch_id()
+    work = partial(run_batch, chosen, budget=budget, consent=consent, **options)
+    return watched(work, batch_id, total=len(chosen) * options["n"], as_json=as_json, shown=summarize)
+
+
+def watched(
+    work: Callable[..., Coroutine[Any, Any, BatchResult]],
+    batch_id: str,
+    *,
+    total: int,
+    as_json: bool,
+    shown: Callable[[RolloutRecord], dict[str, Any]],
+) -> int:
+    """Run a batch before the user's eyes, and tell how it went: the exit code. `work` takes who follows it."""
+    from paddock.cli.progress import RolloutProgress
+
     data = sys.stdout
     # Ray prints its own warnings to the standard output, which is for data only.
-    with (
-        redirect_stdout(sys.stderr),
-        RolloutProgress(total=len(chosen) * options["n"], words=not as_json) as progress,
-    ):
+    with redirect_stdout(sys.stderr), RolloutProgress(total=total, words=not as_json) as progress:
 
-        def settled(record: Any) -> None:
+        def settled(record: RolloutRecord) -> None:
             progress.settle(record)
             if as_json:
-                print_json(summarize(record), file=data)
+                print_json(shown(record), file=data)
 
-        work = run_batch(
-            chosen,
-            budget=budget,
-            consent=consent,
-            on_change=progress.show,
-            on_settled=settled,
-            log=progress.say,
-            **options,
-        )
-        result = run_until_signal(work)
+        result = run_until_signal(work(on_change=progress.show, on_settled=settled, log=progress.say))
     if result is None:
         complain("interrupted; what was under way is recorded as cancelled", f"go on with --resume {batch_id}")
         return INTERRUPTED
     report(result, as_json)
     return 0 if all(record.outcome == "ok" for record in result.records) else BROKEN
+
+
+def refuse_what_is_idle(agent: str, mode: str, *, scored: bool) -> None:
+    """Raise ConfigError for an option that this kind of rollout never looks at."""
+    name = agent.partition(":")[0]
+    if name != LOOP:
+        refuse_unused("seed", "max_steps", why=f"the agent {name} has no environment", hint="add --agent loop")
+    else:
+        refuse_unused("context_tokens", why="the agent loop learns it from the model", hint="leave it out")
+    if name == LOOP and not scored:
+        why = "the agent loop works in its environment, and no task has tests to run"
+        refuse_unused("sandbox", why=why, hint="leave it out, or give a TASK with tests")
+    if mode == BLACK_BOX:
+        why = "--mode black_box hands calls through as they are"
+        refuse_unused("temperature", "top_logprobs", "thinking", why=why, hint="leave it or the mode out")
+
+
+def refuse_vllm_url(model: str) -> None:
+    if not model.startswith("vllm://"):
+        refuse_unused("vllm_url", why="the model is no vllm:// one", hint="give --model vllm://REPO, or leave it out")
 
 
 def tell_if_new(batch_id: str | None, store: Path | None) -> None:
@@ -309,13 +339,20 @@ def print_tables(result: BatchResult) -> None:
         )
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(rollouts)
-    for record in result.records:
-        if record.error or record.reward is None:
-            console.print(
-                f"{record.rollout_id}: {record.error or record.reward_reason}", style="yellow", markup=False
-            )
+    for reason, ids in reasons(result).items():
+        which = ids[0] if len(ids) == 1 else f"{len(ids)} rollouts"
+        console.print(f"{which}: {reason}", style="yellow", markup=False)
     if len(result.records) > len(result.groups):
         console.print(group_table(result))
+
+
+def reasons(result: BatchResult) -> dict[str, list[str]]:
+    """What went wrong, each once, and in which rollouts."""
+    found: dict[str, list[str]] = {}
+    for record in result.records:
+        if record.error or record.reward is None:
+            found.setdefault(str(record.error or record.reward_reason), []).append(record.rollout_id)
+    return found
 
 
 def group_table(result: BatchResult) -> Any:

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import click
 
-from paddock.cli import note, print_json
+from paddock.cli import note, print_json, refuse_unused
 from paddock.config import MEBIBYTE, Access, Limits, ServerConfig, parse_mode, read_variables
 from paddock.errors import ConfigError
 from paddock.targets import FORMS
+
+OF_A_CLUSTER = (
+    *("hosts", "min_hosts", "max_hosts", "host_cpus", "host_memory", "host_resources"),
+    *("ray_address", "ship", "door"),
+)
 
 
 @click.command("serve", epilog=f"TARGET: {FORMS}")
@@ -92,12 +97,20 @@ def command(
     from paddock.sessions.blueprint import Blueprint
     from paddock.targets import load_target
 
+    variables = read_variables()
+    shown = web or variables.web
+    if engine == "ray":
+        why = "the page of each host shows the store of its node"
+        refuse_unused("store", why=why, hint="leave it out, and set PADDOCK_STORE on the nodes")
+    else:
+        refuse_unused(*OF_A_CLUSTER, why="the environment is served by this machine", hint="add --engine ray")
+    if not shown:
+        refuse_unused("store", why="the page is not offered", hint="add --web")
     _log(log_level)
     if engine == "local" and target.startswith("openenv:"):
         from paddock.adapters.openenv.moving import move_in
 
         move_in(target, sys.argv[1:])
-    variables = read_variables()
     make, name = load_target(target)
     scale = None
     if engine == "ray":
@@ -122,7 +135,6 @@ def command(
         access=Access(token=token, hosts=own_names, origins=frozenset(allow_origin)),
         mode=parse_mode(mode) if mode else variables.mode,
     )
-    shown = web or variables.web
     if scale is not None:
         from paddock.cli.serve_ray import serve_on_cluster
         from paddock.scale.cluster import Resources

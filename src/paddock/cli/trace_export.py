@@ -107,6 +107,10 @@ def policy_of(unscored: Any, weights: str, newest: str | None, roles: str) -> Po
         wanted = frozenset(Role(name.strip()) for name in roles.split(","))
     except ValueError as error:
         raise ConfigError(f"--roles: {error}", hint=f"use {', '.join(role for role in Role)}") from None
+    if newest is not None and weights in ("any", "same"):
+        raise ConfigError(
+            f"--newest has no effect with --weights {weights}", hint="add --weights newest, or --weights N"
+        )
     allowed: Any = int(weights) if weights.lstrip("-").isdigit() else weights
     return Policy(unscored=unscored, roles=wanted, weights=allowed, newest=newest)
 

@@ -49,8 +49,9 @@ def view(
         raise ConfigError(
             f"there is no store in {store}", hint="paddock rollout makes one; without --store the usual one is shown"
         )
-    # Opened once before anybody looks: the usual store is made if it is missing, and a broken one is told here.
+    # Before anybody looks: the usual store is made if it is missing, and a broken one is told here.
     Store.open(shelf.folder, read_only=shelf.exists).close()
+    shelf.check()
     token = auth_token or read_variables().auth_token or secrets.token_urlsafe(24)
     app = create_view_app(shelf, Access(token=token))
 

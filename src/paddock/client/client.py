@@ -115,8 +115,7 @@ class Client(Generic[ObservationT]):
         Raises InvalidMessage for an action that does not fit (nothing was done), EnvironmentFailure if
         the environment failed, EpisodeLost if the connection dropped for good.
         """
-        data = action if isinstance(action, dict) else action.model_dump(mode="json", by_alias=True)
-        reply = await self._request({"type": "step", "data": data}, timeout)
+        reply = await self._request({"type": "step", "data": _fields_of(action)}, timeout)
         return self._result(reply["data"], self._observation)
 
     async def state(self, *, timeout: float | None = None) -> Any:
@@ -211,6 +210,15 @@ class Client(Generic[ObservationT]):
                     UnknownResetArgument,
                     stacklevel=3,
                 )
+
+
+def _fields_of(action: Any) -> dict[str, Any]:
+    if isinstance(action, dict):
+        return action
+    if isinstance(action, BaseModel):
+        return action.model_dump(mode="json", by_alias=True)
+    wrong = {"type": "dict_type", "loc": ["action"], "msg": f"{action!r:.60} is neither a dict nor an action model"}
+    raise InvalidMessage("Invalid message", errors=[wrong])
 
 
 def _tool_error(error: dict[str, Any], name: str | None) -> Exception:

@@ -18,7 +18,8 @@ import aiohttp
 from paddock.fleet.errors import AnswerLost, FleetError, PlaneError, ProtocolError, RpcFailure
 from paddock.fleet.http import Reply, checked, connections, decoded, encoded, failure, send, shown
 from paddock.fleet.sse import EventReader
-from paddock.protocol.mcp import SESSION_VERSIONS, STATELESS_VERSION, UNSUPPORTED_VERSION
+from paddock.protocol.jsonrpc import METHOD_NOT_FOUND
+from paddock.protocol.mcp import SESSION_VERSIONS, STATELESS_VERSION, UNSUPPORTED_VERSION, client_answer
 from paddock.protocol.redact import redact
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 OFFERED = SESSION_VERSIONS[1]
 """The revision asked for: old enough that every server in use knows it."""
 CLIENT = {"name": "paddock-fleet", "version": "1"}
-METHOD_NOT_FOUND = -32601
 IDEMPOTENCY = "paddock/idempotency"
 IDEMPOTENCY_KEY = "paddock/idempotency-key"
 PING_SECONDS = 5.0
@@ -196,12 +196,8 @@ class McpEndpoint:
         return None
 
     async def _answer(self, request: dict[str, Any]) -> None:
-        """Answer what the server asks in the middle of a stream: it may wait for that before it goes on."""
-        reply: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
-        if request["method"] == "ping":
-            reply["result"] = {}
-        else:
-            reply["error"] = {"code": METHOD_NOT_FOUND, "message": "not offered by this client"}
+        """In the middle of a stream."""
+        reply = client_answer(request)
         try:
             await send("POST", self.url, timeout=PING_SECONDS, document=reply, headers=self._headers(""))
         except FleetError as error:

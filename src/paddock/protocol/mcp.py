@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pydantic_core import from_json
 
+from paddock.protocol import jsonrpc
 from paddock.protocol.codec import encode, model_fields
 
 if TYPE_CHECKING:
@@ -134,6 +135,14 @@ def _is_block(value: Any) -> bool:
 
 def _text(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text, "annotations": None, "meta": None}
+
+
+def client_answer(request: dict[str, Any]) -> dict[str, Any]:
+    """What a client without anything to offer says when the server asks it: it may wait for that."""
+    if request["method"] == "ping":
+        return jsonrpc.result({}, request["id"])
+    refused = {"code": jsonrpc.METHOD_NOT_FOUND, "message": "not offered by this client"}
+    return {"jsonrpc": "2.0", "id": request["id"], "error": refused}
 
 
 def is_stateless(params: dict[str, Any]) -> bool:

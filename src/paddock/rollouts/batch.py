@@ -1,8 +1,9 @@
 """Many rollouts: so many of each task, so many at a time, none of them in the way of another.
 
 Each task has a group of `n` members. A member that broke for reasons outside the policy is run again
-as a new rollout, alone; the rest of its group is left as it is. A batch that was stopped goes on
-where it was: members that have an outcome of their own are not run again.
+as a new rollout, alone; the rest of its group is left as it is. What keeps all of them out is tried
+again by one of them only. A batch that was stopped goes on where it was: members that have an outcome
+of their own are not run again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paddock.errors import ConfigError, StoreError
+from paddock.rollouts.entrance import Entrance
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.rollout import Rollout, new_rollout_id
@@ -35,6 +37,8 @@ RETRIES = 2
 PAUSE = 0.5
 """Seconds before the first of them; doubled each time."""
 LONGEST_PAUSE = 30.0
+WORKING = "agent"
+"""The stage of a rollout that has all it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +136,11 @@ class Batch:
         self._upstream = upstream
         self._parallel = parallel
         self._retries = retries
-        self._on_change = on_change
+        self._watcher = on_change
+        self._on_change = self._moved
         self._on_settled = on_settled
         self._place = place
+        self._entrance = Entrance()
 
     async def run(self) -> BatchResult:
         """Every member to its outcome. Cancelling it cancels the rollouts that are under way."""
@@ -168,13 +174,38 @@ class Batch:
         attempt = 0
         while True:
             async with slots:
-                record = await self._run_once(member, attempt)
-            if record.outcome is None or not record.outcome.is_infrastructure or attempt >= self._retries:
+                record = await self._admit(member, attempt)
+            if record.outcome is None or not record.outcome.is_infrastructure or record.attempt >= self._retries:
                 return record
-            await asyncio.sleep(min(LONGEST_PAUSE, PAUSE * 2**attempt))
-            attempt += 1
+            if self._entrance.refused is not None:
+                return record
+            await asyncio.sleep(pause(record.attempt))
+            attempt = record.attempt + 1
 
-    async def _run_once(self, member: Member, attempt: int) -> RolloutRecord:
+    async def _admit(self, member: Member, attempt: int) -> RolloutRecord:
+        """Run it, unless nobody can be: who is the first to be kept out tries again for all."""
+        entrance = self._entrance
+        await entrance.decided()
+        if entrance.refused is not None:
+            return (await self._run_once(member, attempt, like=entrance.refused))[0]
+        record, kept_out = await self._run_once(member, attempt)
+        if not kept_out:
+            return record
+        if not entrance.claim():
+            await entrance.decided()
+            return record
+        try:
+            while kept_out and record.attempt < self._retries and not entrance.is_open:
+                await asyncio.sleep(pause(record.attempt))
+                record, kept_out = await self._run_once(member, record.attempt + 1)
+        finally:
+            entrance.decide(record if kept_out else None)
+        return record
+
+    async def _run_once(
+        self, member: Member, attempt: int, like: RolloutRecord | None = None
+    ) -> tuple[RolloutRecord, bool]:
+        """Run it to its outcome, or end it `like` another. Also: whether it was kept out."""
         record = RolloutRecord(
             rollout_id=new_rollout_id(),
             task_id=member.task.id,
@@ -182,12 +213,20 @@ class Batch:
             member=member.number,
             attempt=attempt,
         )
+        rollout = self.rollout(member.task, record)
         try:
-            return await self.rollout(member.task, record).run()
+            ended = await (rollout.run() if like is None else rollout.end_like(like))
         except StoreError as error:
             # It could not be written down; the others may still have more luck.
             record.outcome, record.error = Outcome.ENVIRONMENT, error.message
-            return record
+            return record, False
+        return ended, rollout.kept_out
+
+    def _moved(self, rollout: Rollout) -> None:
+        if rollout.record.stage == WORKING:
+            self._entrance.enter()
+        if self._watcher is not None:
+            self._watcher(rollout)
 
     def rollout(self, task: Task, record: RolloutRecord) -> Rollout:
         """One that has not begun, of this process or wherever it is placed."""
@@ -211,6 +250,11 @@ class Batch:
             record=record,
             on_change=self._on_change,
         )
+
+
+def pause(attempt: int) -> float:
+    """Seconds to wait after a try that broke."""
+    return min(LONGEST_PAUSE, PAUSE * 2.0**attempt)
 
 
 def new_batch_id() -> str:

@@ -42,4 +42,6 @@ class Recipe:
         if self.env is not None:
             name = self.agent.name
             raise ConfigError(f"the agent {name} works in a sandbox, not in an environment", hint=USE_LOOP)
+        if self.seed is not None:
+            raise ConfigError(f"the agent {self.agent.name} has no environment to seed", hint="leave the seed out")
         return Batch(tasks, Plan(self.agent, self.endpoint, **self.settings), **options)

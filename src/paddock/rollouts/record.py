@@ -65,6 +65,8 @@ class RolloutRecord:
     """The agent program's own messages."""
     workdir_blob: str | None = None
     """The sealed work folder, a tar in the store."""
+    task_blob: str | None = None
+    """The files that the task brought, a tar in the store; None where they were too large, or are not known."""
     workdir_files: list[str] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
 

@@ -15,7 +15,16 @@ import time
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from paddock.errors import AgentError, ModelError, PaddockError, RolloutError, SandboxError, TaskError, VerifierError
+from paddock.errors import (
+    AgentError,
+    ConnectFailed,
+    ModelError,
+    PaddockError,
+    RolloutError,
+    SandboxError,
+    TaskError,
+    VerifierError,
+)
 from paddock.rollouts.agents.base import AgentExit, AgentRun, Assignment
 from paddock.rollouts.capture import Capture, CaptureSettings
 from paddock.rollouts.ledger import owned_sandbox
@@ -23,7 +32,7 @@ from paddock.rollouts.masking import Mask
 from paddock.rollouts.outcome import Outcome, Reward
 from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.sandbox.base import SandboxSpec
-from paddock.rollouts.staging import seal, stage
+from paddock.rollouts.staging import archive, seal, stage
 from paddock.rollouts.trace import Call, Event, Level, Role
 from paddock.rollouts.unhurried import unhurried
 from paddock.rollouts.verifier import Verdict, verify
@@ -45,6 +54,7 @@ PORT = 7000
 LOG_BYTES = 16 * 1024
 MOST_TOLD = 20_000
 KEPT_BYTES = 512 * 1024 * 1024
+KEPT_TASK_BYTES = 32 * 1024 * 1024
 NOT_FOUND = (126, 127)
 """How a shell, and our supervisor, say that a program could not be run."""
 ABORT_GRACE = 0.5
@@ -56,6 +66,8 @@ BLAME: dict[type[RolloutError], Outcome] = {
     SandboxError: Outcome.SANDBOX,
     VerifierError: Outcome.VERIFIER,
 }
+ENTERING = ("sandbox", "provision")
+"""Stages in which a rollout gets the place that it works in."""
 LEVELS = (Level.TEXT, Level.LOGPROBS, Level.TOKENS)
 
 
@@ -84,6 +96,8 @@ class Rollout:
         self._agent: AgentRun | None = None
         self._worker: asyncio.Task[Any] | None = None
         self._aborted: str | None = None
+        self.kept_out = False
+        """Whether it ended because what it was to work in could not be reached."""
         self._told = 0
         self._writes: set[asyncio.Task[Any]] = set()
 
@@ -106,15 +120,25 @@ class Rollout:
             if worker is not None:
                 worker.uncancel()
         except PaddockError as error:
+            self.kept_out = self.record.stage in ENTERING and keeps_all_out(error)
             blamed = (outcome for kind, outcome in BLAME.items() if isinstance(error, kind))
             hint = f" ({error.hint})" if error.hint else ""
-            self._end(next(blamed, Outcome.ENVIRONMENT), f"{error.message}{hint}")
+            self._end(next(blamed, Outcome.ENVIRONMENT), f"{error}{hint}")
         except Exception as error:
             logger.exception("rollout %s broke", self.id)
             self._end(Outcome.ENVIRONMENT, f"{type(error).__name__}: {error}")
         finally:
             self._worker = None  # from here on there is nothing left to abort
             await unhurried(self._finish())
+        return self.record
+
+    async def end_like(self, other: RolloutRecord) -> RolloutRecord:
+        """End it in place of `run`: what ended another rollout would end this one too. Raises StoreError."""
+        assert other.outcome is not None
+        self._describe()
+        await self._store.run(self._store.begin, self.record)
+        self._end(other.outcome, other.error)
+        await unhurried(self._finish())
         return self.record
 
     async def abort(self, reason: str = "aborted") -> None:
@@ -150,6 +174,7 @@ class Rollout:
         async with self._agent_sandbox(spec) as sandbox:
             async with self._stage("setup", self._timeouts.setup, TaskError):
                 await stage(self.task, sandbox, timeout=self._timeouts.setup)
+                await self._keep_task()
             ended = await self._run_agent(sandbox)
             sealed = await self._seal(sandbox)
         outcome, error = self._judge(ended, self.record.usage.get("killed_for"))
@@ -162,6 +187,11 @@ class Rollout:
         if verdict.reward.value is None and outcome is Outcome.OK and self.task.is_scored:
             outcome, error = Outcome.VERIFIER, self.record.reward_reason
         self._end(outcome, error)
+
+    async def _keep_task(self) -> None:
+        """What the agent found, so that what it changed can be told later. Rollouts of a task share it."""
+        if sum(map(len, self.task.files.values())) <= KEPT_TASK_BYTES:
+            self.record.task_blob = await self._store.run(self._store.put_blob, archive(self.task))
 
     @asynccontextmanager
     async def _agent_sandbox(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
@@ -413,6 +443,11 @@ class Rollout:
         self._writes.discard(write)
         if not write.cancelled() and write.exception() is not None:
             logger.warning("an event of %s was not kept: %s", self.id, write.exception())
+
+
+def keeps_all_out(error: PaddockError) -> bool:
+    """Whether it is the same for all: nothing answers there, and not that it is full or failed this once."""
+    return isinstance(error, ConnectFailed) or bool(error.data.get("keeps_all_out"))
 
 
 def new_rollout_id() -> str:

@@ -80,6 +80,8 @@ async def run_batch(
     `engine` says where they run: `local`, `ray`, or a `RayEngine` with its resources.
     """
     placing = find_engine(engine)
+    if driver is not None and not isinstance(agent, str):
+        raise ConfigError("an Agent already has its driver", hint="leave driver out, or name the agent")
     driven = load_agent(agent, driver=driver) if isinstance(agent, str) else agent
     secrets = tuple(secret for secret in (api_key, hf_token, *getattr(env, "secrets", ())) if secret)
     keys: dict[str, Any] = {"name": model_name, "api_key": api_key, "vllm_url": vllm_url, "hf_token": hf_token}

@@ -225,7 +225,7 @@ class Trial:
         except NoExample as problem:
             return NoMove("the example action", str(problem))
         except InvalidMessage as error:
-            return NoMove("the example action", one_line((error.data.get("errors") or [{}])[0]))
+            return NoMove("the example action", error.problems[0] if error.problems else error.message)
         return move
 
     def _tool_move(self, tool: ToolInfo) -> Move | NoMove:

@@ -37,11 +37,17 @@ def page_in_plane(app: Starlette, folder: Path | None = None) -> Page:
 
 
 def shelf_of(folder: Path | None) -> Shelf | None:
-    """The store to show; None where the packages that rollouts need are not installed."""
+    """The store to show; None where the packages that rollouts need are not installed.
+
+    Raises StoreError if one was named and is broken.
+    """
     try:
         from paddock.web.shelf import Shelf
     except ModuleNotFoundError as error:
         if error.name not in ROLLOUTS:
             raise
         return None
-    return Shelf(folder)
+    shelf = Shelf(folder)
+    if folder is not None:
+        shelf.check()
+    return shelf

@@ -68,12 +68,15 @@ class Watch:
 
     async def _look(self) -> None:
         before: int | None = None
+        told = ""
         while True:
             try:
                 store = await self._shelf.store(CHANGES)
                 now = await store.run(store.version)
             except PaddockError as error:
-                logger.warning("the store cannot be watched: %s", error.message)
+                if error.message != told:
+                    told = error.message
+                    logger.warning("the store cannot be watched: %s", told)
                 now = -1
                 await asyncio.sleep(LONGEST_WAIT)
             if now != before:

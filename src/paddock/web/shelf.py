@@ -29,6 +29,7 @@ TABLES, ROLLOUTS, CHANGES = "tables", "rollouts", "changes"
 ANSWERS = 64
 FRESH = 1.0
 """Seconds for which figures over many rollouts may be old while rollouts are being written."""
+FIRST_ROWS = 100
 TRAILS = 6
 """Rollouts that are kept in memory as they were read."""
 HINT = "paddock rollout TASK --model … makes one; --store names another folder"
@@ -51,6 +52,13 @@ class Shelf:
     def can_write(self) -> bool:
         """Whether rollouts can be asked to stop."""
         return os.access(self.folder, os.W_OK)
+
+    def check(self) -> None:
+        """Read what the page shows first. Raises StoreError for a store that is broken."""
+        if self.exists:
+            with Store.open(self.folder, read_only=True) as store:
+                store.count()
+                store.list(limit=FIRST_ROWS)
 
     def close(self) -> None:
         for store in self._stores.values():

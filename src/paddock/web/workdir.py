@@ -49,11 +49,11 @@ def one(connection: sqlite3.Connection, trail: Trail, path: str) -> dict[str, An
 
 
 def changes(connection: sqlite3.Connection, trail: Trail) -> list[dict[str, Any]]:
-    """The folder against the files that the task brought, where those are known; else all that is there."""
+    """The folder against the files that the task brought; where those are not known, all of it as `present`."""
     digest = trail.head.get("workdir_blob")
     if digest is None:
         return []
-    given = _task_files(str(trail.head["task_id"]), str(trail.head.get("task_hash") or ""))
+    given = _task_files(connection, trail.head)
     found = []
     members = _members(connection, trail, str(digest))
     names = sorted(members)[:MOST_FILES]
@@ -80,7 +80,20 @@ def _change(path: str, before: bytes | None, after: bytes | None, kind: str) -> 
     }
 
 
-def _task_files(task_id: str, task_hash: str) -> dict[str, bytes] | None:
+def _task_files(connection: sqlite3.Connection, head: dict[str, Any]) -> dict[str, bytes] | None:
+    """The files that the task brought, if the store holds them or the task comes with Paddock."""
+    if (digest := head.get("task_blob")) is None:
+        return _shipped_files(str(head["task_id"]), str(head.get("task_hash") or ""))
+    try:
+        packed = _archive(connection, str(digest))
+    except NotFound:
+        return None
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        plain = (member for member in archive if member.isreg())
+        return {member.name: packed[member.offset_data : member.offset_data + member.size] for member in plain}
+
+
+def _shipped_files(task_id: str, task_hash: str) -> dict[str, bytes] | None:
     """The files of a task that comes with Paddock, if it is still the same."""
     from paddock.errors import PaddockError
     from paddock.rollouts.task_folder import read_task_folder

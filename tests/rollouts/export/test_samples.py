@@ -127,6 +127,13 @@ def test_a_version_that_nobody_told_is_not_guessed() -> None:
     assert trained(versions("1", "1"), Policy(weights="same")) == ["c0", "c1"]
 
 
+def test_versions_that_cannot_be_compared_are_not_guessed() -> None:
+    assert trained(versions("warm", "12", "13"), Policy(weights=2, newest="13")) == ["c1", "c2"]
+    assert trained(versions("warm", "12"), Policy(weights="newest", newest="warm")) == ["c0"]
+    with pytest.raises(ConfigError, match="newest is 'abc', which has no number"):
+        Policy(weights=2, newest="abc")
+
+
 def test_weights_that_changed_during_a_call_count_as_the_older() -> None:
     calls = versions("2", "2")
     calls[0].admitted_version = "1"

@@ -39,7 +39,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         return self._read(result.observation["observation"]), result.observation["info"]
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        result = self._client.step({"action": spaces.write(self.action_space, action)})
+        result = self._client.step({"action": spaces.offer(self.action_space, action)})
         seen = result.observation
         value = self._read(seen["observation"])
         return value, float(result.reward or 0.0), seen["terminated"], seen["truncated"], seen["info"]

@@ -121,10 +121,20 @@ def write(space: Kinds, value: Any) -> Any:
     if isinstance(space, spaces.Tuple):
         return [write(inner, member) for inner, member in zip(space.spaces, value, strict=True)]
     if isinstance(space, spaces.Discrete):
+        if int(value) != value:
+            raise ValueError(f"{value!r} is no whole number")
         return int(value)
     if isinstance(space, spaces.Text):
         return str(value)
     return numpy.ascontiguousarray(value) if numpy.ndim(value) else numpy.asarray(value).item()
+
+
+def offer(space: Kinds, action: Any) -> Any:
+    """An action as it is sent. One that is not of the space's kind goes as it is: the server says what is wrong."""
+    try:
+        return write(space, action)
+    except (KeyError, OverflowError, TypeError, ValueError):
+        return action
 
 
 def _kind(space: Kinds) -> type:

@@ -60,7 +60,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         ended = self._ended
         taken = enumerate(iterate(self.action_space, actions))
         stepped = {
-            i: {"action": spaces.write(self.single_action_space, action)} for i, action in taken if not ended[i]
+            i: {"action": spaces.offer(self.single_action_space, action)} for i, action in taken if not ended[i]
         }
         begun: dict[int, dict[str, Any]] = {int(i): {} for i in numpy.flatnonzero(ended)}
         results = _checked(self._portal.call(_both, self._vector, stepped, begun))

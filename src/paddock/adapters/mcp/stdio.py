@@ -21,7 +21,8 @@ from pydantic_core import from_json
 
 from paddock.errors import EnvironmentFailure, TargetError
 from paddock.protocol.codec import encode
-from paddock.protocol.mcp import SESSION_VERSIONS, STATELESS_VERSION, UNSUPPORTED_VERSION
+from paddock.protocol.jsonrpc import METHOD_NOT_FOUND
+from paddock.protocol.mcp import SESSION_VERSIONS, STATELESS_VERSION, UNSUPPORTED_VERSION, client_answer
 from paddock.protocol.redact import redact
 from paddock.rollouts.sandbox.leftovers import MARK, end_marked
 
@@ -29,8 +30,9 @@ logger = logging.getLogger("paddock.adapters")
 
 START_SECONDS = 60.0
 PARTING_SECONDS = 2.0
+HUNG_PARTING_SECONDS = 0.2
+"""For a server that has said nothing since a request was given up: it may well hang in it."""
 LONGEST_LINE = 64 * 1024 * 1024
-METHOD_NOT_FOUND = -32601
 CLIENT = {"name": "paddock", "version": "1"}
 INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER", "VIRTUAL_ENV")
 """Variables that a server gets without being named; all others may hold secrets."""
@@ -78,6 +80,7 @@ class StdioServer:
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._stateless = False
+        self._may_hang = False
         self._mark = f"mcp-{uuid.uuid4().hex}"
         """In the environment of all that the server starts, so that it is found when it has left its group."""
 
@@ -136,6 +139,7 @@ class StdioServer:
             await self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
             result = await answered
         except asyncio.CancelledError:
+            self._may_hang = True
             with contextlib.suppress(EnvironmentFailure):
                 told = {"requestId": number, "reason": "its caller gave it up"}
                 await self._send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": told})
@@ -165,12 +169,13 @@ class StdioServer:
             await asyncio.to_thread(end_marked, self._mark)
 
     async def _leave(self, process: asyncio.subprocess.Process) -> None:
+        seconds = HUNG_PARTING_SECONDS if self._may_hang else PARTING_SECONDS
         for harsher in (None, signal.SIGTERM):
             if harsher is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, harsher)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PARTING_SECONDS):
+                async with asyncio.timeout(seconds):
                     await process.wait()
                     return
 
@@ -201,6 +206,7 @@ class StdioServer:
         assert process.stdout is not None
         try:
             while line := await process.stdout.readline():
+                self._may_hang = False
                 if line.strip():
                     await self._take(line)
         except (ValueError, ConnectionError) as error:
@@ -241,14 +247,8 @@ class StdioServer:
             waiting.set_result(message.get("result"))
 
     async def _answer(self, request: dict[str, Any]) -> None:
-        """Answer what the server asks: it may wait for that before it goes on."""
-        reply: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
-        if request["method"] == "ping":
-            reply["result"] = {}
-        else:
-            reply["error"] = {"code": METHOD_NOT_FOUND, "message": "not offered by this client"}
         with contextlib.suppress(EnvironmentFailure):
-            await self._send(reply)
+            await self._send(client_answer(request))
 
     def _gone(self) -> EnvironmentFailure:
         code = self._process.returncode if self._process is not None else None

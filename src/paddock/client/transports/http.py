@@ -29,11 +29,22 @@ from paddock.protocol.codec import encode
 
 async def get_json(url: str, headers: dict[str, str], timeout: float | None) -> Any:
     """The JSON behind one GET. Raises ConnectFailed, Unauthorized or ServerError."""
+    return await _exchange_once("GET", url, headers, b"", timeout)
+
+
+async def post_json(url: str, headers: dict[str, str], document: Any, timeout: float | None) -> Any:
+    """The JSON that answers one POST. Raises ConnectFailed, or the error that the server reports."""
+    return await _exchange_once("POST", url, headers, encode(document), timeout)
+
+
+async def _exchange_once(
+    method: str, url: str, headers: dict[str, str], content: bytes, timeout: float | None
+) -> Any:
     parts = urlsplit(url)
     connection = HttpConnection(f"{parts.scheme}://{parts.netloc}", headers)
     try:
         async with asyncio.timeout(timeout):
-            status, _, body = await connection.request("GET", parts.path or "/")
+            status, _, body = await connection.request(method, parts.path or "/", content)
     except TimeoutError:
         raise ConnectFailed(f"{url} did not answer within {timeout} s", hint="is the server up?") from None
     except (OSError, h11.RemoteProtocolError) as error:

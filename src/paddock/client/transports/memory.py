@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TICK = 0.1
+GRACE = 1.0
+"""Seconds that a request somebody still waits for has to end when the client is closed."""
+CLOSE_SECONDS = 5.0
+"""Seconds for the environment's own `close`."""
 
 
 class MemoryTransport:
@@ -84,12 +88,17 @@ class MemoryTransport:
         """Nobody else can attach."""
 
     async def close(self) -> None:
+        """End the session. What was given up is not waited for: a thread that hangs in it goes on by itself."""
         self._closed = True
-        if self._manager is not None:
-            if self._ticking is not None:
-                self._ticking.cancel()
-            await self._manager.drain(1.0)
+        manager, session = self._manager, self._session
         self._manager = self._session = None
+        if manager is None or session is None:
+            return
+        if self._ticking is not None:
+            self._ticking.cancel()
+        awaited = any(not work.settled for work in manager.running)
+        await manager.drain(GRACE if awaited else 0.0)
+        await asyncio.wait([session.ended], timeout=CLOSE_SECONDS)
 
     def _request(self, message: dict[str, Any]) -> Step | Reset | GetState:
         if message["type"] == "step":

@@ -14,10 +14,10 @@ import orjson
 
 from paddock.rollouts.agents.base import Agent, AgentRun, Assignment, Installed, Report
 from paddock.rollouts.agents.headless import LONGEST_TRANSCRIPT, HeadlessRun
-from paddock.rollouts.agents.install import NODE_COMMAND, Said, fetch_npm_tree, node_mounts
+from paddock.rollouts.agents.install import NODE_COMMAND, install_npm_bundle
 from paddock.rollouts.agents.notes import plain_words
 from paddock.rollouts.agents.stream_json import block_text
-from paddock.rollouts.sandbox.base import Command, Mount
+from paddock.rollouts.sandbox.base import Command
 from paddock.rollouts.trace import Role
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ class GeminiCli(Agent):
     clean_abort: ClassVar[bool] = True
 
     async def install(self, log: Callable[[str], None], *, timeout: float) -> Installed:
-        said, kept = Said(log), tuple(f"{PACKAGE}/{path}" for path in KEPT)
-        folder = await fetch_npm_tree(PACKAGE, self.version, said, timeout=timeout, only=kept, alone=True)
-        return Installed(self.version, (Mount(folder, INSIDE), *node_mounts()), str(said))
+        return await install_npm_bundle(PACKAGE, self.version, INSIDE, KEPT, log, timeout=timeout)
 
     async def begin(self, sandbox: Sandbox, assignment: Assignment, report: Report) -> AgentRun:
         home = sandbox.home / ".paddock" / "gemini"

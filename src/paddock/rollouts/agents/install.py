@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from paddock.errors import AgentError
+from paddock.rollouts.agents.base import Installed
 from paddock.rollouts.sandbox.base import Mount
 from paddock.rollouts.sandbox.programs import find_python
 
@@ -127,6 +128,21 @@ async def fetch_npm_tree(
     if node:
         await fetch_node(log, timeout=timeout)
     return folder
+
+
+async def install_npm_bundle(
+    package: str,
+    version: str,
+    inside: PurePosixPath,
+    kept: tuple[str, ...],
+    log: Callable[[str], None],
+    *,
+    timeout: float,
+) -> Installed:
+    """A program of Node that bundles what it needs, below `inside`. Of its package only `kept` is there."""
+    said, only = Said(log), tuple(f"{package}/{path}" for path in kept)
+    folder = await fetch_npm_tree(package, version, said, timeout=timeout, only=only, alone=True)
+    return Installed(version, (Mount(folder, inside), *node_mounts()), str(said))
 
 
 async def fetch_node(log: Callable[[str], None], *, timeout: float) -> Path:

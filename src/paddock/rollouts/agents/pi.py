@@ -13,9 +13,9 @@ import orjson
 
 from paddock.rollouts.agents.base import Agent, AgentRun, Assignment, Installed, Report
 from paddock.rollouts.agents.headless import HeadlessRun
-from paddock.rollouts.agents.install import NODE_COMMAND, Said, fetch_npm_tree, node_mounts
+from paddock.rollouts.agents.install import NODE_COMMAND, install_npm_bundle
 from paddock.rollouts.agents.stream_json import block_text
-from paddock.rollouts.sandbox.base import Command, Mount
+from paddock.rollouts.sandbox.base import Command
 from paddock.rollouts.trace import Role
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ class Pi(Agent):
     live_events: ClassVar[bool] = True
 
     async def install(self, log: Callable[[str], None], *, timeout: float) -> Installed:
-        said, kept = Said(log), tuple(f"{PACKAGE}/{path}" for path in KEPT)
-        folder = await fetch_npm_tree(PACKAGE, self.version, said, timeout=timeout, only=kept, alone=True)
-        return Installed(self.version, (Mount(folder, INSIDE), *node_mounts()), str(said))
+        return await install_npm_bundle(PACKAGE, self.version, INSIDE, KEPT, log, timeout=timeout)
 
     async def begin(self, sandbox: Sandbox, assignment: Assignment, report: Report) -> AgentRun:
         folder = sandbox.home / ".paddock" / "pi"

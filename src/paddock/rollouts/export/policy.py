@@ -39,6 +39,12 @@ class Policy:
             raise ConfigError(f"weights is {self.weights!r}", hint="use any, newest, same or a number of versions")
         if number and int(self.weights) < 0:
             raise ConfigError(f"weights is {self.weights}", hint="a number of versions starts at 0")
+        if number and self.newest is not None and number_of(self.newest) is None:
+            raise ConfigError(
+                f"newest is {self.newest!r}, which has no number: how far others are behind it cannot be told",
+                hint="with --weights N, --newest is a version with a number, such as 12 or step-12; "
+                "--weights newest takes any name",
+            )
         if Role.RETRIED in self.roles:
             raise ConfigError("answers that the agent dropped cannot be trained on", hint="leave out role retried")
 
@@ -74,10 +80,21 @@ class Policy:
         newest = self.newest or (in_order(known)[-1] if known else "")
         most = 0 if self.weights == "newest" else int(self.weights)
         for call in calls:
+            if odd := self._incomparable(call):
+                found[call.id] = f"its weight version {odd} cannot be compared with {newest}"
+                continue
             late = max((behind(version, newest, known) for version in versions_of(call)), default=0)
             if late > most:
                 found[call.id] = f"its weights are {late} versions behind {newest}"
         return found
+
+    def _incomparable(self, call: Call) -> str | None:
+        """A version of a call that stands in no order with the newest one that was told."""
+        newest = self.newest
+        if newest is None:
+            return None
+        others = [version for version in versions_of(call) if version != newest]
+        return next((version for version in others if None in (number_of(version), number_of(newest))), None)
 
 
 def versions_of(call: Call) -> list[str]:

@@ -24,7 +24,6 @@ ACT = "act"
 NOT_OFFERED = ("metadata", "type")
 """Fields of an action that say nothing to a model."""
 NOT_SHOWN = ("metadata", "reward", "done")
-MOST_PROBLEMS = 10
 
 
 class EnvironmentTools:
@@ -61,7 +60,7 @@ class EnvironmentTools:
         except ToolFailure as error:
             return ToolResult.of_text(f"Error: {error.message}", is_error=True)
         except InvalidMessage as error:
-            return ToolResult.of_text(f"Error: {problems(error)}", is_error=True)
+            return ToolResult.of_text(f"Error: {'; '.join(error.problems) or error.message}", is_error=True)
         if result.reward is not None:
             self.rewards.append(float(result.reward))
         return self._told(result)
@@ -147,15 +146,6 @@ def fields_of(result: StepResult[Any]) -> dict[str, Any]:
     seen = result.observation
     fields: dict[str, Any] = seen if isinstance(seen, dict) else seen.model_dump(mode="json")
     return fields
-
-
-def problems(error: InvalidMessage) -> str:
-    """Which fields of an action are wrong, and why."""
-    found = error.data.get("errors")
-    if not isinstance(found, list) or not found:
-        return error.message
-    named = (f"{'.'.join(map(str, each.get('loc') or ['action']))}: {each.get('msg')}" for each in found)
-    return "; ".join(list(named)[:MOST_PROBLEMS])
 
 
 def offered(schema: dict[str, Any]) -> dict[str, Any]:

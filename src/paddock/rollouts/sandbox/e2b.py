@@ -54,7 +54,7 @@ def sdk() -> Any:
     try:
         import e2b
     except ModuleNotFoundError as error:
-        raise SandboxError("the e2b backend needs E2B's SDK", hint=EXTRA) from error
+        raise SandboxError("the e2b backend needs E2B's SDK", hint=EXTRA, keeps_all_out=True) from error
     return e2b
 
 
@@ -170,7 +170,7 @@ async def end_marked(sandbox_id: str) -> None:
 def told(e2b: Any, error: Exception) -> Exception:
     """An error of the SDK as one of ours; anything else as it is."""
     if isinstance(error, e2b.AuthenticationException):
-        return SandboxError(f"E2B refuses: {error}", hint="set E2B_API_KEY")
+        return SandboxError(f"E2B refuses: {error}", hint="set E2B_API_KEY", keeps_all_out=True)
     if isinstance(error, e2b.SandboxException) or type(error).__module__.startswith(("e2b", "httpx", "connectrpc")):
         return SandboxError(f"E2B: {type(error).__name__}: {error}")
     return error

@@ -39,8 +39,8 @@ NOT_THERE = "start Docker or Podman, or set DOCKER_HOST"
 class EngineError(SandboxError):
     """The engine refused. `status` is its HTTP status."""
 
-    def __init__(self, message: str, /, *, status: int = 0, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint, status=status)
+    def __init__(self, message: str, /, *, status: int = 0, hint: str | None = None, **data: Any) -> None:
+        super().__init__(message, hint=hint, status=status, **data)
         self.status = status
 
 
@@ -320,4 +320,4 @@ def message_of(content: bytes) -> str:
 
 def unreachable(address: Address, error: Exception) -> EngineError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-    return EngineError(f"no container engine answers at {address}: {reason}", hint=NOT_THERE)
+    return EngineError(f"no container engine answers at {address}: {reason}", hint=NOT_THERE, keeps_all_out=True)

@@ -41,9 +41,13 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    if data.startswith(_SLOW):
-        return json.loads(data.decode("utf-8", "surrogatepass"))
-    return orjson.loads(data)
+    """Raises StoreError for what `encode` never made: a file that was damaged."""
+    try:
+        if data.startswith(_SLOW):
+            return json.loads(data.decode("utf-8", "surrogatepass"))
+        return orjson.loads(data)
+    except ValueError as error:
+        raise _damaged(error) from error
 
 
 def decode_list(items: list[bytes]) -> list[Any]:
@@ -131,4 +135,17 @@ def squeeze(data: bytes) -> bytes:
 
 
 def unsqueeze(data: bytes) -> bytes:
-    return data[1:] if data.startswith(RAW) else _compression.decompressor.decompress(data)
+    """Raises StoreError for what `squeeze` never made: a file that was damaged."""
+    if data.startswith(RAW):
+        return data[1:]
+    try:
+        return _compression.decompressor.decompress(data)
+    except zstandard.ZstdError as error:
+        raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> StoreError:
+    return StoreError(
+        f"a row of the store cannot be read: {error}",
+        hint="store.db is damaged; copy it away and try `sqlite3 store.db .recover`",
+    )

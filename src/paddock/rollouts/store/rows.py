@@ -127,8 +127,9 @@ def save_bodies(connection: sqlite3.Connection, live: Live, record: RolloutRecor
             (live.key, name, squeeze(data)),
         )
         live.bodies[name] = digest
-    if record.workdir_blob:
-        blobs.refer(connection, live.key, record.workdir_blob)
+    for named in (record.workdir_blob, record.task_blob):
+        if named:
+            blobs.refer(connection, live.key, named)
 
 
 def head(connection: sqlite3.Connection, key: int) -> dict[str, Any] | None:

@@ -275,7 +275,7 @@ class Store:
     # -- blobs ------------------------------------------------------------------------------------
 
     def put_blob(self, data: bytes) -> str:
-        """Store bytes and return their digest. Name it in a record (`workdir_blob`) within a day:
+        """Store bytes and return their digest. Name it in a record (as `workdir_blob`) within a day:
         a blob that no rollout refers to is pruned after that."""
         return blobs.put(self._database, data)
 

@@ -29,7 +29,7 @@ export async function changesPanel({ id, rollout, signal }) {
   return h(
     "div",
     { class: "stack" },
-    changes.length ? h("section", { class: "panel" }, h("h2", null, "Changed by the agent"), changes.map(diffBlock)) : null,
+    changes.length ? changesOf(changes) : null,
     h(
       "div",
       { class: "files" },
@@ -37,4 +37,11 @@ export async function changesPanel({ id, rollout, signal }) {
       shown,
     ),
   );
+}
+
+/** What the agent changed, if it can be told from what the task brought. @param {any[]} changes */
+function changesOf(changes) {
+  const told = changes.filter((change) => change.kind !== "present");
+  if (told.length) return h("section", { class: "panel" }, h("h2", null, "Changed by the agent"), told.map(diffBlock));
+  return h("section", { class: "panel" }, h("h2", null, "What changed is not known"), h("p", { class: "muted" }, "The store does not hold the files that the task brought, so they cannot be told from those that the agent made."));
 }

@@ -26,7 +26,9 @@ export async function groupsView(place, signal) {
       more.hidden = offset >= page.total;
       if (!page.total) fill(list, empty("No groups yet", h("p", null, "Rollouts of the same task in one batch form a group: run a task several times with -n 4.")));
     } catch (error) {
-      if (!signal.aborted) fill(problem, broken(error, load));
+      if (signal.aborted) return;
+      fill(problem, broken(error, load));
+      more.hidden = true;
     }
   }
   await load();

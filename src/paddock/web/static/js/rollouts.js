@@ -1,6 +1,6 @@
 /** All rollouts: figures on top, filters, and a table that only holds what is seen. */
 
-import { get, live } from "./api.js";
+import { ApiError, get, live } from "./api.js";
 import { broken, copyable, empty, fill, h } from "./dom.js";
 import { ago, count, dateTime, duration, modelName, percent, rewardText, shorten } from "./format.js";
 import { useKeys } from "./keys.js";
@@ -46,21 +46,35 @@ export function rolloutsView(place, signal) {
   const heading = h("div", { class: "row head", role: "row" });
   const total = h("span", { class: "muted", "aria-live": "polite" });
   const problem = h("div");
+  /** What broke, if the whole view is without it. @type {unknown} */
+  let failed = null;
   const list = new VirtualList({
     rowHeight: ROW_HEIGHT,
     label: "Rollouts",
     fetch: (offset, limit) => get("rollouts", { ...filters, sort, order, offset, limit }, signal),
     render: rowElement,
-    onError: (error) => fill(problem, broken(error, () => show())),
+    onError: fail,
   });
   const table = h("div", { class: "grid rollouts", role: "table", "aria-label": "Rollouts" }, h("div", { role: "rowgroup" }, heading), list.element);
   const none = h("div", { hidden: true });
+
+  /** Tell what broke. A store that cannot be read is told once, in place of figures and a table. @param {any} error */
+  function fail(error) {
+    if (signal.aborted) return;
+    fill(problem, broken(error, show));
+    if (!isBroken(error) && list.total) return;
+    failed = error;
+    content.hidden = true;
+  }
 
   async function show() {
     keepPlace(["rollouts"], { ...filters, ...(sort === "started" && order === "desc" ? {} : { sort, order }) });
     drawHeading();
     fill(problem);
+    failed = null;
     await Promise.all([list.reset(), drawFigures()]);
+    content.hidden = failed !== null;
+    if (failed) return;
     total.textContent = list.total === 1 ? "1 rollout" : `${list.total.toLocaleString("en")} rollouts`;
     table.hidden = list.total === 0;
     none.hidden = list.total !== 0;
@@ -94,7 +108,8 @@ export function rolloutsView(place, signal) {
       fill(figures, figureCards(stats));
       fill(tasks, taskTable(stats.tasks, (task) => choose("task", task)));
     } catch (error) {
-      if (!signal.aborted) fill(figures, broken(error, drawFigures));
+      if (isBroken(error)) fail(error);
+      else if (!signal.aborted) fill(figures, broken(error, drawFigures));
     }
   }
 
@@ -125,21 +140,22 @@ export function rolloutsView(place, signal) {
     signal,
   );
   follow(list, show, drawFigures, signal);
-  const view = h(
+  const content = h(
     "div",
-    { class: "view wide" },
-    h("h1", { class: "visually-hidden" }, "Rollouts"),
+    { class: "content" },
     figures,
     form,
     h("details", { class: "fold" }, h("summary", null, "By task"), tasks),
-    problem,
     h("div", { class: "above-table" }, total, h("span", { class: "muted" }, "j k to move, Enter to open, / to search")),
     table,
     none,
   );
   requestAnimationFrame(show);
-  return view;
+  return h("div", { class: "view wide" }, h("h1", { class: "visually-hidden" }, "Rollouts"), problem, content);
 }
+
+/** Whether the server is there and cannot read the store. @param {any} error */
+const isBroken = (error) => error instanceof ApiError && error.status >= 500;
 
 /** Keep what is seen up to date. @param {VirtualList<any>} list @param {() => Promise<void>} show @param {() => void} drawFigures @param {AbortSignal} signal */
 function follow(list, show, drawFigures, signal) {
