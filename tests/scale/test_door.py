@@ -301,7 +301,7 @@ def test_sessions_go_on_over_the_death_of_the_door() -> None:
 
 def test_somebody_without_the_secret_is_no_host() -> None:
     with Together(1, 1) as there:
-        stranger = HostHere(5, 9, [("127.0.0.1", there.control.getsockname()[1])], None, Predictable)
+        stranger = HostHere(5, 9, [there.doors[0].calls_at], None, Predictable)
         stranger.pulse._secret = "guessed"
         there.call(stranger.start())
         time.sleep(0.3)
@@ -326,12 +326,11 @@ def test_the_slot_of_a_lease_that_runs_out_is_free_again(monkeypatch: pytest.Mon
 
 
 def test_two_doors_share_the_slots_of_the_hosts() -> None:
-    with Together(2, 1) as there:
-        other = there.call(there.second_door())
-        wait_until(lambda: len(other.roster.hosts) == 2)
-        there.call(there.door.place(0))
-        there.call(other.place(0))
-        for door in (there.door, other):
+    with Together(2, 1, doors=2) as there:
+        doors = [each.door for each in there.doors]
+        for door in doors:
+            there.call(door.place(0))
+        for door in doors:
             with pytest.raises(CapacityReached):
                 there.call(door.place(0))
 

@@ -1,9 +1,10 @@
-"""A door and some hosts in one thread, without Ray: the same parts, the same sockets."""
+"""Doors and some hosts in one thread, without Ray: the same parts, the same sockets."""
 
 import asyncio
 import threading
 from collections.abc import Coroutine
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from environments import Adder
@@ -71,6 +72,57 @@ class HostHere:
         await self.serving
 
 
+class Remembered(Upgrade):
+    """A WebSocket at a door that can be cut."""
+
+    transports: list[Any]
+
+    def connection_made(self, transport: Any) -> None:
+        self.transports.append(transport)
+        super().connection_made(transport)
+
+
+class DoorHere:
+    """What a door process runs, without the process. It may be started again after its end, on the same ports."""
+
+    def __init__(self, config: DoorConfig) -> None:
+        self.config = config
+        self.listening, self.control = bind("127.0.0.1", 0), bind("127.0.0.1", 0)
+        self.calls_at: tuple[str, int] = self.control.getsockname()
+        self.port: int = self.listening.getsockname()[1]
+        self.door: Door
+
+    async def start(self, others: list[tuple[str, int]]) -> None:
+        self.door = Door(replace(self.config, others=tuple(others)))
+        self._transports: list[Any] = []
+        upgrades = type("Upgrades", (Remembered,), {"door": self.door, "transports": self._transports})
+        self.server = StoppableServer(quiet_config(DoorApp(self.door), upgrades=upgrades))
+        self._calls = await asyncio.start_server(self._answer, sock=self.control.dup())
+        self._serving = asyncio.create_task(self.server.serve([self.listening.dup()]))
+        while not self.server.started:
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """As by kill -9, as far as clients, hosts and other doors can tell."""
+        self._calls.close()
+        for server in self.server.servers:
+            server.close()
+        await self.door.stop()
+        asked = [connection.transport for connection in self.server.server_state.connections]
+        for transport in (*asked, *self._transports):
+            transport.abort()
+        self.server.should_exit = True
+        await self._serving
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._transports.append(writer.transport)
+        await self.door.switchboard.answer(reader, writer)
+
+    def close(self) -> None:
+        self.listening.close()
+        self.control.close()
+
+
 class Together:
     """One loop thread with doors and hosts. Use it in `with`."""
 
@@ -83,26 +135,30 @@ class Together:
         queue_timeout: float = 0.0,
         token: str | None = None,
         make: Any = Adder,
+        doors: int = 1,
     ) -> None:
         self.config = DoorConfig(Access(token), SECRET, token or "for hosts", mode, queue_timeout, name="adder")
-        self.listening, self.control = bind("127.0.0.1", 0), bind("127.0.0.1", 0)
-        self.port: int = self.listening.getsockname()[1]
+        self.doors = [DoorHere(self.config) for _ in range(doors)]
+        self.port = self.doors[0].port
         self.url = f"http://127.0.0.1:{self.port}"
-        self.spare = bind("127.0.0.1", 0)
-        doors = [("127.0.0.1", control.getsockname()[1]) for control in (self.control, self.spare)]
-        self.hosts = [HostHere(number, capacity, doors, token or "for hosts", make) for number in range(hosts)]
+        calls_at = [door.calls_at for door in self.doors]
+        self.hosts = [HostHere(number, capacity, calls_at, token or "for hosts", make) for number in range(hosts)]
         self.clients = ExitStack()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self._run, daemon=True)
-        self.door: Door
-        self._calls: Any = None
+
+    @property
+    def door(self) -> Door:
+        return self.doors[0].door
 
     def __enter__(self) -> "Together":
         self.thread.start()
         for host in self.hosts:
             self.call(host.start())
-        self.call(self.start_door())
-        wait_until(lambda: len(self.door.roster.hosts) == len(self.hosts))
+        for number in range(len(self.doors)):
+            self.call(self.start_door(number))
+        wait_until(lambda: all(len(each.door.roster.hosts) == len(self.hosts) for each in self.doors))
+        wait_until(lambda: all(each.door.roster.turns.doors == len(self.doors) - 1 for each in self.doors))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,50 +166,23 @@ class Together:
         for host in self.hosts:
             if host.listening.fileno() != -1:
                 self.call(host.stop())
-        self.call(self.stop_door())
+        for number in range(len(self.doors)):
+            self.call(self.stop_door(number))
         self.call(self._rest())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(5)
         self.loop.close()
-        self.listening.close()
-        self.control.close()
-        self.spare.close()
+        for door in self.doors:
+            door.close()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(15)
 
-    async def start_door(self) -> None:
-        self.door = Door(self.config)
-        upgrades = type("Upgrades", (Upgrade,), {"door": self.door})
-        self.server = StoppableServer(quiet_config(DoorApp(self.door), upgrades=upgrades))
-        self._calls = await asyncio.start_server(self.door.switchboard.answer, sock=self.control.dup())
-        self._serving = asyncio.create_task(self.server.serve([self.listening.dup()]))
-        while not self.server.started:
-            await asyncio.sleep(0.005)
+    async def start_door(self, number: int = 0) -> None:
+        await self.doors[number].start([door.calls_at for door in self.doors if door is not self.doors[number]])
 
-    async def second_door(self) -> Door:
-        """Another door for the same hosts, which nobody but the test talks to."""
-        door = Door(self.config)
-        calls = await asyncio.start_server(door.switchboard.answer, sock=self.spare.dup())
-        await door.start()
-
-        async def stop() -> None:
-            calls.close()
-            await door.stop()
-
-        self.clients.callback(lambda: self.call(stop()))
-        return door
-
-    async def stop_door(self) -> None:
-        """As by kill -9, as far as clients and hosts can tell."""
-        self._calls.close()
-        for server in self.server.servers:
-            server.close()
-        await self.door.stop()
-        for line in list(self.door.switchboard.lines.values()):
-            line.close()
-        self.server.should_exit = True
-        await self._serving
+    async def stop_door(self, number: int = 0) -> None:
+        await self.doors[number].stop()
 
     async def _rest(self) -> None:
         """What those who died have left in the loop."""
@@ -165,11 +194,11 @@ class Together:
     def host_of(self, token: str | None) -> HostHere:
         return next(host for host in self.hosts if (token or "").startswith(host.key))
 
-    def socket(self, path: str = "/ws", **headers: str) -> Socket:
-        return self.clients.enter_context(open_socket(self.port, path, **headers))
+    def socket(self, path: str = "/ws", *, at: int = 0, **headers: str) -> Socket:
+        return self.clients.enter_context(open_socket(self.doors[at].port, path, **headers))
 
-    def http(self) -> Http:
-        client = Http(self.port)
+    def http(self, at: int = 0) -> Http:
+        client = Http(self.doors[at].port)
         self.clients.callback(client.close)
         return client
 

@@ -1,13 +1,15 @@
 """Many sessions from one process: one frame carries the steps of all of them.
 
 Against Paddock the sessions share a few connections (`/ws?vector`), survive drops, and answer in
-batches. Against a foreign server each session gets a socket of its own. Errors are values in the
-result list: one failing session never hurts the others.
+batches. On a cluster they are spread over its hosts (`spread`). Against a foreign server each session
+gets a socket of its own. Errors are values in the result list: one failing session never hurts the
+others.
 """
 
 from __future__ import annotations
 
 import asyncio
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
@@ -15,6 +17,7 @@ import orjson
 
 from paddock.client.client import Client
 from paddock.client.policy import Reconnect, Timeouts
+from paddock.client.spread import Spread, is_no_door
 from paddock.client.transports.link import Link, connect
 from paddock.config import read_variables
 from paddock.errors import (
@@ -59,10 +62,13 @@ class Round:
 class Lane:
     """One session on a shared connection, with at most one request under way."""
 
-    __slots__ = ("failed", "frame", "key", "number", "opened", "place", "round", "token")
+    __slots__ = ("failed", "frame", "key", "lease", "number", "opened", "place", "round", "token", "trunk")
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, trunk: Trunk | None, lease: str | None = None) -> None:
         self.key = key
+        self.trunk = trunk
+        """The connection that carries it; None if there is none for it."""
+        self.lease = lease
         self.token: str | None = None
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failed: PaddockError | None = None
@@ -70,6 +76,11 @@ class Lane:
         self.frame: dict[str, Any] | None = None
         self.round: Round | None = None
         self.place = 0
+
+    def opening(self) -> dict[str, Any]:
+        """The message that asks for the session, or for its return."""
+        known = {"resume": self.token, "lease": self.lease if self.token is None else None}
+        return {"type": "open", "session": self.key, **{name: value for name, value in known.items() if value}}
 
     def ask(self, message: dict[str, Any], round: Round, place: int) -> dict[str, Any]:
         self.number += 1
@@ -102,6 +113,10 @@ class Trunk:
         self._returning: asyncio.Task[None] | None = None
         self._closed = False
         self.lanes: dict[str, Lane] = {}
+        self.host: str | None = None
+        """Which host of a cluster answers, if it is one."""
+        self.refused: PaddockError | None = None
+        """Why nobody takes this connection: its host is gone, or there is none."""
         self.reconnects = 0
 
     async def open(self) -> bool:
@@ -109,31 +124,48 @@ class Trunk:
         # The token of any lane leads back to the process that keeps them all.
         kept = next((lane.token for lane in self.lanes.values() if lane.token is not None), None)
         headers = {**self._headers, **({"Session-Resume": kept} if kept else {})}
+        self.refused = None
         link = await connect(self._address, headers, self._received, self._dropped, self._timeouts.connect)
         self._link = link
+        self.host = link.headers.get("Paddock-Host")
         if link.is_lost:
-            raise ConnectFailed("the server hung up at once", hint="is it shutting down?")
+            self._link = None
+            raise self.refused or ConnectFailed("the server hung up at once", hint="is it shutting down?")
         return "Paddock-Version" in link.headers
 
-    async def open_lanes(self, keys: Sequence[str], queue_timeout: float | None) -> None:
-        """Open a session for each key. A refused one carries its error."""
-        wait = {} if queue_timeout is None else {"queue_timeout": queue_timeout}
-        for start in range(0, len(keys), OPEN_BATCH):
-            batch = [Lane(key) for key in keys[start : start + OPEN_BATCH]]
-            self.lanes |= {lane.key: lane for lane in batch}
-            self.send([{"type": "open", "session": lane.key, **wait} for lane in batch])
-            await asyncio.gather(*(lane.opened for lane in batch))
+    @property
+    def is_gone(self) -> bool:
+        """Whether the connection is lost and will not come back by itself."""
+        return self._link is None and (self._returning is None or self._returning.done())
 
-    async def revive(self, queue_timeout: float | None) -> None:
-        """Open new sessions in place of those that were lost or refused."""
-        failed = [key for key, lane in self.lanes.items() if lane.failed is not None]
-        if not failed:
-            return
+    async def wait_back(self) -> None:
+        """Until the connection is there, if it had dropped. Raises ConnectFailed, or why it is refused."""
         if self._link is None and self._returning is not None:
             await self._returning
         if self._link is None:
             await self.open()
-        await self.open_lanes(failed, queue_timeout)
+
+    async def open_lanes(
+        self, keys: Sequence[str], queue_timeout: float | None = None, leases: Sequence[str] = ()
+    ) -> list[Lane]:
+        """Open a session for each key, in the slot of its lease if it has one. A refused one carries its error."""
+        wait = {} if queue_timeout is None else {"queue_timeout": queue_timeout}
+        lanes = [Lane(key, self, lease) for key, lease in zip_longest(keys, leases)]
+        for start in range(0, len(lanes), OPEN_BATCH):
+            batch = lanes[start : start + OPEN_BATCH]
+            self.lanes |= {lane.key: lane for lane in batch}
+            self.send([{**lane.opening(), **wait} for lane in batch])
+            if self.refused is not None:
+                self._refuse(self.refused)
+            await asyncio.gather(*(lane.opened for lane in batch))
+        return lanes
+
+    async def revive(self, queue_timeout: float | None) -> None:
+        """Open new sessions in place of those that were lost or refused."""
+        failed = [key for key, lane in self.lanes.items() if lane.failed is not None]
+        if failed:
+            await self.wait_back()
+            await self.open_lanes(failed, queue_timeout)
 
     def send(self, messages: list[dict[str, Any]]) -> None:
         """In frames of a size that lets the server begin while the rest is still being written."""
@@ -158,7 +190,13 @@ class Trunk:
             lane.fail(ClientError("the client was closed"))
 
     def _received(self, raw: bytes) -> None:
-        for reply in orjson.loads(raw):
+        replies = orjson.loads(raw)
+        if isinstance(replies, dict):
+            # Not of one session: the door of a cluster refuses the connection itself.
+            if replies.get("type") == "error":
+                self._refuse(from_wire(replies["data"]))
+            return
+        for reply in replies:
             lane = self.lanes.get(reply.get("session"))
             if lane is None:
                 continue
@@ -177,6 +215,13 @@ class Trunk:
         elif lane.frame is not None:
             self.send([lane.frame])
 
+    def _refuse(self, error: PaddockError) -> None:
+        """All that this connection carries is lost, and nothing is gained by coming back."""
+        self.refused = error
+        for lane in self.lanes.values():
+            if lane.failed is None:
+                self._session_error(lane, error)
+
     def _session_error(self, lane: Lane, error: PaddockError) -> None:
         if isinstance(error, (SessionNotFound, SessionClosed)) and lane.opened.done():
             error = EpisodeLost(f"the episode is lost: {error.message}")
@@ -186,6 +231,8 @@ class Trunk:
         if link is not self._link or self._closed:
             return
         self._link = None
+        if self.refused is not None:
+            return
         self._returning = asyncio.get_running_loop().create_task(self._return(f"{link.code} {link.reason}".rstrip()))
 
     async def _return(self, why: str) -> None:
@@ -201,9 +248,11 @@ class Trunk:
                 break
             except ConnectFailed:
                 await asyncio.sleep(pause)
+            except PaddockError:
+                return
         self.reconnects += 1
-        kept = [lane for lane in self.lanes.values() if lane.token is not None]
-        self.send([{"type": "open", "session": lane.key, "resume": lane.token} for lane in kept])
+        kept = [lane for lane in self.lanes.values() if lane.token is not None or not lane.opened.done()]
+        self.send([lane.opening() for lane in kept])
 
 
 class VectorClient:
@@ -229,7 +278,8 @@ class VectorClient:
         self._queue_timeout = queue_timeout
         self._token = token or read_variables().auth_token
         self._trunks: list[Trunk] = []
-        self._lanes: list[tuple[Trunk, Lane]] = []
+        self._spread: Spread | None = None
+        self._lanes: list[Lane] = []
         self._foreign: list[Client[Any]] = []
         self._connections = min(connections, sessions)
 
@@ -253,19 +303,75 @@ class VectorClient:
             await first.close()
             await self._open_foreign()
             return
-        rest = [Trunk(address, headers, self.timeouts, self._reconnect) for _ in range(self._connections - 1)]
-        await asyncio.gather(*(trunk.open() for trunk in rest))
-        self._trunks = [first, *rest]
-        shares = [[str(i) for i in range(n, self.sessions, len(self._trunks))] for n in range(len(self._trunks))]
-        await asyncio.gather(
-            *(trunk.open_lanes(keys, self._queue_timeout) for trunk, keys in zip(self._trunks, shares, strict=True))
-        )
-        owners = [self._trunks[i % len(self._trunks)] for i in range(self.sessions)]
-        self._lanes = [(trunk, trunk.lanes[str(i)]) for i, trunk in enumerate(owners)]
-        errors = [lane.failed for _, lane in self._lanes if lane.failed is not None]
+        self._trunks = [first]
+        if first.host is None or not await self._open_spread(first, address, headers):
+            rest = [Trunk(address, headers, self.timeouts, self._reconnect) for _ in range(self._connections - 1)]
+            await asyncio.gather(*(trunk.open() for trunk in rest))
+            self._trunks += rest
+            await self._open_shares()
+        errors = [lane.failed for lane in self._lanes if lane.failed is not None]
         if len(errors) == self.sessions:
             await self.close()
             raise errors[0]
+
+    async def _open_shares(self) -> None:
+        """Each connection carries the same share of the sessions."""
+        count = len(self._trunks)
+        shares = [[str(i) for i in range(n, self.sessions, count)] for n in range(count)]
+        await asyncio.gather(
+            *(trunk.open_lanes(keys, self._queue_timeout) for trunk, keys in zip(self._trunks, shares, strict=True))
+        )
+        self._lanes = [self._trunks[i % count].lanes[str(i)] for i in range(self.sessions)]
+
+    async def _open_spread(self, first: Trunk, address: str, headers: dict[str, str]) -> bool:
+        """Open the sessions on the hosts that a door names; False if there is no door."""
+        assert first.host is not None
+
+        def trunk_for(lease: str) -> Trunk:
+            return Trunk(f"{address}&lease={lease}", headers, self.timeouts, self._reconnect)
+
+        self._spread = Spread(self.url, headers, self._reconnect, trunk_for)
+        self._spread.trunks[first.host] = first
+        self._lanes = [Lane(str(i), None) for i in range(self.sessions)]
+        try:
+            await self._place(range(self.sessions))
+        except BaseException:
+            await self.close()
+            raise
+        if is_no_door(self._lanes[0].failed):
+            self._spread = None
+            return False
+        await self._spread.drop_unused()
+        self._trunks = list(self._spread.trunks.values())
+        return True
+
+    async def _place(self, indices: Iterable[int]) -> None:
+        """Open sessions wherever there is room in the cluster."""
+        assert self._spread is not None
+        try:
+            opened = await self._spread.open_lanes([str(i) for i in indices], self._queue_timeout)
+        finally:
+            self._trunks = list(self._spread.trunks.values())
+        for key, found in opened.items():
+            if isinstance(found, PaddockError):
+                lane = Lane(key, None)
+                lane.fail(found)
+            else:
+                lane = found
+            self._lanes[int(key)] = lane
+
+    async def _revive(self) -> None:
+        """Open new sessions in place of those that were lost or refused."""
+        if self._spread is None:
+            await asyncio.gather(*(trunk.revive(self._queue_timeout) for trunk in self._trunks))
+            self._lanes = [lane.trunk.lanes[lane.key] for lane in self._lanes if lane.trunk is not None]
+            return
+        failed = {i: lane for i, lane in enumerate(self._lanes) if lane.failed is not None}
+        for lane in failed.values():
+            if lane.trunk is not None:
+                lane.trunk.lanes.pop(lane.key, None)
+        if failed:
+            await self._place(failed)
 
     async def reset_all(self, seeds: Sequence[int] | None = None, **arguments: Any) -> list[Result]:
         """Begin an episode in every session, each with its own seed if `seeds` are given.
@@ -274,8 +380,7 @@ class VectorClient:
         """
         if seeds is not None and len(seeds) != self.sessions:
             raise ClientError(f"{len(seeds)} seeds for {self.sessions} sessions", hint="give one seed per session")
-        await asyncio.gather(*(trunk.revive(self._queue_timeout) for trunk in self._trunks))
-        self._lanes = [(trunk, trunk.lanes[lane.key]) for trunk, lane in self._lanes]
+        await self._revive()
         own = [{"seed": seed} for seed in seeds] if seeds is not None else [{}] * self.sessions
         return await self._ask_all(
             {i: {"type": "reset", "data": {**arguments, **own[i]}} for i in range(self.sessions)}
@@ -306,18 +411,18 @@ class VectorClient:
         for index in messages:
             if not 0 <= index < self.sessions:
                 raise ClientError(f"there is no session {index}", hint=f"they are numbered 0 to {self.sessions - 1}")
-            if self._lanes[index][1].frame is not None:
+            if self._lanes[index].frame is not None:
                 raise ClientError(f"session {index} has a request under way", hint="await it before the next")
         if not messages:
             return []
         round = Round(len(messages))
         outgoing: dict[Trunk, list[dict[str, Any]]] = {trunk: [] for trunk in self._trunks}
         for place, (index, message) in enumerate(messages.items()):
-            trunk, lane = self._lanes[index]
-            if lane.failed is not None:
+            lane = self._lanes[index]
+            if lane.failed is not None or lane.trunk is None:
                 round.put(place, lane.failed)
             else:
-                outgoing[trunk].append(lane.ask(message, round, place))
+                outgoing[lane.trunk].append(lane.ask(message, round, place))
         for trunk, frames in outgoing.items():
             trunk.send(frames)
         try:
@@ -332,9 +437,9 @@ class VectorClient:
     def _give_up(self, indices: Iterable[int], round: Round) -> None:
         """Tell the server to stop what nobody waits for any more."""
         for index in indices:
-            trunk, lane = self._lanes[index]
-            if lane.round is round:
-                trunk.send([{"type": "cancel", "session": lane.key, "data": lane.number}])
+            lane = self._lanes[index]
+            if lane.round is round and lane.trunk is not None:
+                lane.trunk.send([{"type": "cancel", "session": lane.key, "data": lane.number}])
                 lane.answer(DeadlineExceeded(f"no answer within {self.timeouts.request} s"))
 
     async def _open_foreign(self) -> None:

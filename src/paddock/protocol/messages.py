@@ -86,6 +86,8 @@ class OpenMessage(Envelope):
     resume: str | None = None
     """Token of a session to return to; without it a new one is opened."""
     queue_timeout: float | None = Field(default=None, ge=0)
+    lease: str | None = None
+    """A slot that the door of a cluster has taken for this session."""
 
 
 Single = ResetMessage | StepMessage[Any] | StateMessage | McpMessage | CloseMessage | CancelMessage

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,7 @@ import paddock
 from paddock.errors import CapacityReached, HostLost, QueueTimeout, SessionNotFound
 from paddock.scale.heartbeat import Switchboard
 from paddock.scale.roster import REDIAL_GRACE, SETTLING, Host, Roster, key_in
+from paddock.scale.turns import Teller
 from paddock.sessions.slots import Slots
 from paddock.telemetry.metrics import merge_texts
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paddock.config import Access
+    from paddock.scale.heartbeat import Address
     from paddock.scale.splice import ClientSide
 
 LOOK_EVERY = 0.1
@@ -48,6 +51,8 @@ class DoorConfig:
     queue_timeout: float = 0.0
     message_bytes: int = 100 * 1024 * 1024
     name: str = ""
+    others: tuple[Address, ...] = ()
+    """Where the other doors of this cluster take calls: all of them keep one queue together."""
 
 
 class Door:
@@ -58,6 +63,9 @@ class Door:
         self.roster = Roster(clock)
         self.slots = Slots(self.roster, clock)
         self.switchboard = Switchboard(self.roster, config.secret, self._host_spoke)
+        self.roster.turns.told = self._door_spoke
+        self._teller = Teller(self.roster.turns, config.others, config.secret)
+        self._places_moved = False
         self.sockets: dict[str, set[ClientSide]] = {}
         """Sockets that are tied to a host, by its key."""
         self.asked: dict[str, Any] = {}
@@ -76,8 +84,10 @@ class Door:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
         self._http = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
         self._looking = asyncio.create_task(self._look())
+        self._teller.start()
 
     async def stop(self) -> None:
+        self._teller.stop()
         if self._looking is not None:
             self._looking.cancel()
         for tied in list(self.sockets.values()):
@@ -97,6 +107,10 @@ class Door:
             self.switchboard.drop_silent()
             self._drop_gone()
             self.slots.expire(self._clock())
+            self.slots.admit()
+            if self._places_moved:
+                self._places_moved = False
+                self.slots.tell_places()
             if self.slots.waiting != self._told_waiting:
                 self._told_waiting = self.slots.waiting
                 self.switchboard.tell_all({"waiting": self._told_waiting})
@@ -106,6 +120,10 @@ class Door:
         self.slots.admit()
         self._changed.set()
         self._changed.clear()
+
+    def _door_spoke(self) -> None:
+        self._places_moved = True
+        self.slots.admit()
 
     def _drop_gone(self) -> None:
         """Sockets to a host that stays away may not notice by themselves."""
@@ -124,24 +142,47 @@ class Door:
 
     async def place(self, wait: float | None = None, moved: Callable[[int], None] | None = None) -> tuple[Host, str]:
         """A host for a new session, and the lease of a slot there. Raises CapacityReached or QueueTimeout."""
+        ((host, (lease,)),) = await self.place_some(1, wait, moved)
+        return host, lease
+
+    async def place_some(
+        self, most: int, wait: float | None = None, moved: Callable[[int], None] | None = None
+    ) -> list[tuple[Host, list[str]]]:
+        """Hosts and leases for as many of `most` new sessions as there are slots now, or for one as soon as there is.
+
+        Raises CapacityReached or QueueTimeout.
+        """
         seconds = self.config.queue_timeout if wait is None else wait
-        deadline = self._clock() + max(seconds, NEWS_TAKES)
+        ticket, deadline = self.roster.new_ticket(), self._clock() + max(seconds, NEWS_TAKES)
         if not self.roster.hosts:
             deadline = max(deadline, self._started + SETTLING)
-        while True:
-            left = deadline - self._clock()
-            if not self.slots.take():
-                if left <= 0:
-                    raise self._full(waited=seconds > 0)
-                try:
-                    await self.slots.wait(left, moved if seconds > 0 else None)
-                except QueueTimeout:
-                    raise self._full(waited=seconds > 0) from None
-            host = self.roster.claim()
-            line = self.switchboard.lines.get(host.key) if host is not None else None
-            lease = await line.reserve() if line is not None else None
-            if host is not None and lease is not None:
-                return host, lease
+        try:
+            while True:
+                if not self.slots.take(ticket):
+                    self.roster.turns.join(ticket)
+                    left = deadline - self._clock()
+                    if left <= 0:
+                        raise self._full(waited=seconds > 0)
+                    try:
+                        await self.slots.wait(left, moved if seconds > 0 else None, ticket)
+                    except QueueTimeout:
+                        raise self._full(waited=seconds > 0) from None
+                if placed := await self._lease(ticket, most):
+                    return placed
+        finally:
+            # Until there is a lease it is still this one's turn: somebody at another door might be quicker.
+            self.roster.turns.leave(ticket)
+
+    async def _lease(self, ticket: int, most: int) -> list[tuple[Host, list[str]]]:
+        """Ask hosts for the slot that `ticket` was let in for, and for others that are free. Some may refuse."""
+        claimed = [self.roster.claim()]
+        while len(claimed) < most and self.slots.take(ticket):
+            claimed.append(self.roster.claim())
+        counts = Counter(host.key for host in claimed if host is not None)
+        lines = [self.switchboard.lines[key] for key in counts]
+        asked = [line.reserve(counts[line.host.key]) for line in lines]
+        leases = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
+        return [(line.host, found) for line, found in zip(lines, leases, strict=True) if found]
 
     async def keeper(self, token: str) -> Host:
         """The host that keeps the session of `token`. Raises SessionNotFound, or HostLost if that host is gone."""
@@ -235,7 +276,7 @@ class Door:
 
     def waiting(self) -> int:
         """Newcomers in the queue, those at other doors included."""
-        return max([self.slots.waiting, *(host.waiting for host in self.roster.hosts.values())])
+        return self.slots.waiting + self.roster.turns.elsewhere
 
     async def metrics(self) -> str:
         texts = [
@@ -267,7 +308,7 @@ class Door:
 
 
 def shown(host: Host) -> dict[str, Any]:
-    return {name: value for name, value in asdict(host).items() if name not in ("asked", "seen", "waiting")}
+    return {name: value for name, value in asdict(host).items() if name not in ("asked", "seen")}
 
 
 def lost(key: str) -> HostLost:

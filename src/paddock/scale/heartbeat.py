@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import socket
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ import orjson
 
 from paddock.net import HttpConnection
 from paddock.scale.roster import Host, Roster
+from paddock.scale.turns import listen
 from paddock.server.app import INSIDE_HEADER
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ DIAL_AGAIN_AFTER = 0.2
 DIAL_TIMEOUT = 2.0
 ANSWER_WITHIN = 2.0
 SECRET_WITHIN = 5.0
+ALONE_FOR = 10.0
+"""Seconds without any door after which a host is told so. A door that is started anew listens all the while."""
 COALESCE = 0.005
 logger = logging.getLogger("paddock.scale")
 Address = tuple[str, int]
@@ -63,8 +68,19 @@ class Neighbours:
 class Pulse:
     """Keeps one line to every door. Runs on the server's own loop: a host whose loop stands still is no host."""
 
-    def __init__(self, service: Service, about: dict[str, Any], doors: list[Address], secret: str) -> None:
+    def __init__(
+        self,
+        service: Service,
+        about: dict[str, Any],
+        doors: list[Address],
+        secret: str,
+        *,
+        alone: Callable[[], None] | None = None,
+    ) -> None:
         self._service = service
+        self._alone = alone
+        """Called once, when all doors have been gone for too long."""
+        self._together_at = time.monotonic()
         self._about = about
         self._doors = doors
         self._neighbours = Neighbours()
@@ -106,7 +122,6 @@ class Pulse:
             "free": capacity - taken + self._giving_way,
             "sessions": taken,
             "draining": manager.is_draining(),
-            "waiting": sum(self._waiting.values()),
         }
 
     async def _beat(self) -> None:
@@ -115,7 +130,16 @@ class Pulse:
             # Every session is looked at for this: not for every word that is said.
             self._giving_way = manager.giving_way(manager.clock())
             self.tell()
+            self._look_around()
             await asyncio.sleep(BEAT_EVERY)
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        if self._writers:
+            self._together_at = now
+        elif self._alone is not None and now - self._together_at > ALONE_FOR:
+            alone, self._alone = self._alone, None
+            alone()
 
     async def _keep(self, door: Address) -> None:
         """Dial, speak until the line breaks, and dial again."""
@@ -123,6 +147,7 @@ class Pulse:
             with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
                 async with asyncio.timeout(DIAL_TIMEOUT):
                     reader, writer = await asyncio.open_connection(*door)
+                    give_up_silence(writer)
                 try:
                     hello = {"secret": self._secret, **self._about, **self._state()}
                     writer.write(orjson.dumps(hello) + b"\n")
@@ -137,8 +162,12 @@ class Pulse:
 
     def _heard(self, door: Address, writer: asyncio.StreamWriter, said: dict[str, Any]) -> None:
         if "reserve" in said:
-            answer = {"reserved": said["reserve"], "lease": self._service.manager.reserve(), **self._state()}
+            leases = [self._service.manager.reserve() for _ in range(said["count"])]
+            granted = [lease for lease in leases if lease is not None]
+            answer = {"reserved": said["reserve"], "leases": granted, **self._state()}
             writer.write(orjson.dumps(answer) + b"\n")
+            if len(self._writers) > 1:
+                self._tell_soon()
         elif "release" in said:
             self._service.manager.release(said["release"])
         elif "waiting" in said:
@@ -146,6 +175,14 @@ class Pulse:
             self._neighbours.waiting = sum(self._waiting.values())
         elif "hosts" in said:
             self._neighbours.urls = [url for url in said["hosts"] if url != self._about["url"]]
+
+
+def give_up_silence(writer: asyncio.StreamWriter) -> None:
+    """A line breaks when beats are not taken for too long: a machine without power hangs up on nobody."""
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if option is not None:
+        milliseconds = int(1000 * ALONE_FOR)
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, option, milliseconds)
 
 
 # -- the door's end -----------------------------------------------------------------------------------
@@ -158,23 +195,28 @@ class Line:
         self.host = host
         self._writer = writer
         self._numbers = 0
-        self._open: dict[int, asyncio.Future[str | None]] = {}
+        self._open: dict[int, asyncio.Future[list[str]]] = {}
 
-    async def reserve(self) -> str | None:
-        """A lease of one slot there; None if the host has none, or is gone. Counts `asked` down again."""
+    async def reserve(self, count: int = 1) -> list[str]:
+        """Leases of slots there; fewer if the host has not as many, or is gone. Counts `asked` down again."""
         self._numbers += 1
-        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._open[self._numbers] = answer
         number = self._numbers
+        leases: list[str] = []
         try:
-            self.say({"reserve": number})
+            self.say({"reserve": number, "count": count})
             async with asyncio.timeout(ANSWER_WITHIN):
-                return await answer
+                leases = await answer
         except TimeoutError:
-            return None
+            pass
         finally:
-            self.host.asked -= 1
+            self.host.asked -= count
             self._open.pop(number, None)
+        if len(leases) < count:
+            # It has fewer than it said: none, until it speaks again.
+            self.host.free = 0
+        return leases
 
     def say(self, document: dict[str, Any]) -> None:
         self._writer.write(orjson.dumps(document) + b"\n")
@@ -183,24 +225,25 @@ class Line:
         host, state = self.host, said.get("beat", said)
         host.seen = now
         host.free, host.sessions = int(state["free"]), int(state["sessions"])
-        host.draining, host.waiting = bool(state["draining"]), int(state["waiting"])
+        host.draining = bool(state["draining"])
         if "reserved" not in said:
             return
         answer = self._open.pop(said["reserved"], None)
         if answer is not None and not answer.done():
-            answer.set_result(said["lease"])
-        elif said["lease"] is not None:
-            self.say({"release": said["lease"]})
+            answer.set_result(said["leases"])
+            return
+        for lease in said["leases"]:
+            self.say({"release": lease})
 
     def close(self) -> None:
         self._writer.close()
         for answer in self._open.values():
             if not answer.done():
-                answer.set_result(None)
+                answer.set_result([])
 
 
 class Switchboard:
-    """Takes the hosts' calls. `changed` hears of every word of a host, and of its end."""
+    """Takes the calls of hosts, and of other doors. `changed` hears of every word of a host, and of its end."""
 
     def __init__(self, roster: Roster, secret: str, changed: Callable[[], None]) -> None:
         self.lines: dict[str, Line] = {}
@@ -217,6 +260,9 @@ class Switchboard:
             if not hmac.compare_digest(str(hello.pop("secret", "")), self._secret):
                 logger.warning("somebody without the secret called at the hosts' port")
                 return
+            if "door" in hello:
+                await listen(self._roster.turns, hello["door"], reader)
+                return
             host = Host(seen=self._roster.clock(), **hello)
             line = Line(host, writer)
             before = self.lines.get(host.key)
@@ -231,6 +277,9 @@ class Switchboard:
                 self._changed()
         except (OSError, TimeoutError, ValueError, TypeError) as error:
             logger.debug("a host's line broke: %s", error)
+        except asyncio.CancelledError:
+            # Only the door's own end cancels a call, and whoever started it takes that for a failure.
+            logger.debug("the door ends")
         finally:
             writer.close()
             if line is not None:

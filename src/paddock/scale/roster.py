@@ -1,7 +1,8 @@
 """Which host a newcomer gets: one capacity and one queue over all hosts. No sockets, no Ray, no clock of its own.
 
 Every host grants its own slots, so that the sum is right however many doors there are. A door asks a host for a
-slot (a lease) before it sends anybody there, and keeps newcomers in one queue while no host has a free one.
+slot (a lease) before it sends anybody there, and keeps newcomers in a queue while no host has a free one. Whose turn
+it is among those who wait at all doors, `turns` knows.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from paddock.scale.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,8 +49,6 @@ class Host:
     node: str = ""
     pid: int = 0
     sessions: int = 0
-    waiting: int = 0
-    """Newcomers that wait at all doors together, as this host was told."""
     asked: int = 0
     """Slots that were asked for and are not answered yet."""
     draining: bool = False
@@ -72,8 +73,12 @@ class Roster:
     retired: frozenset[str] = frozenset()
     lost: dict[str, float] = field(default_factory=dict)
     """When the line to a host broke, for those that have not come back."""
+    turns: Turns = field(init=False)
     _promised: int = 0
-    _tickets: int = 0
+    _last_ticket: int = 0
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(self.clock)
 
     # -- who is there -----------------------------------------------------------------------------
 
@@ -125,8 +130,11 @@ class Roster:
         return sum(host.capacity for host in self.hosts.values() if not host.retiring)
 
     def take(self, ticket: int | None = None) -> bool:
-        if sum(host.room for host in self.hosts.values()) <= self._promised:
+        room = sum(host.room for host in self.hosts.values()) - self._promised
+        ticket = self.new_ticket() if ticket is None else ticket
+        if not self.turns.comes(ticket, room):
             return False
+        self.turns.let_in(ticket)
         self._promised += 1
         return True
 
@@ -137,11 +145,12 @@ class Roster:
         return sum(host.sessions for host in self.hosts.values())
 
     def new_ticket(self) -> int:
-        self._tickets += 1
-        return self._tickets
+        """The time of arrival in nanoseconds: doors on one machine need not agree on more."""
+        self._last_ticket = max(self._last_ticket + 1, int(self.clock() * 1e9))
+        return self._last_ticket
 
     def publish(self, first: int | None, waiting: int) -> None:
         pass
 
     def waiting_before(self, ticket: int) -> int:
-        return 0
+        return self.turns.ahead(ticket)

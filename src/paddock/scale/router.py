@@ -14,17 +14,18 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
+from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import ClientDisconnect
 from yarl import URL
 
 import paddock
 from paddock.config import Access
-from paddock.errors import HostLost, PaddockError
+from paddock.errors import HostLost, InvalidMessage, PaddockError
 from paddock.protocol import jsonrpc, messages
 from paddock.protocol.codec import encode
 from paddock.protocol.jsonrpc import Call, RpcError
@@ -37,11 +38,19 @@ from paddock.server.http import SESSION_COOKIE, SESSION_HEADER, JSONBytes, error
 from paddock.server.listening import StoppableServer, loop_factory, quiet_config
 from paddock.server.ws import CLOSE_CODES, LEASE_HEADER, NORMAL, Hello
 
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from paddock.scale.heartbeat import Address
+
+T = TypeVar("T")
 REPORT_EVERY = 0.25
 STREAM_HEADERS = frozenset(("content-length", "connection", "transfer-encoding", LEASE_HEADER))
 HOP_HEADERS = STREAM_HEADERS | {"host", "origin", "authorization"}
 OPENS_A_SESSION = frozenset(("initialize", "openenv/session/create"))
 HOST_IS_LOST = 1011
+PLACES = "/places"
+MOST_PLACES = 1000
 
 
 # -- WebSockets ---------------------------------------------------------------------------------------
@@ -87,6 +96,7 @@ class Upgrade(ClientSide):
         self._accepted = False
         self._opening: asyncio.Task[None] | None = None
         self._queue_frames = False
+        self._place = 0
 
     def data_received(self, data: bytes) -> None:
         if self._shaken:
@@ -173,7 +183,8 @@ class Upgrade(ClientSide):
     def _queued(self, handshake: Handshake, place: int) -> None:
         """There is no slot yet: the handshake is answered here, since clients do not wait for that for long."""
         self._accept(handshake)
-        if self._queue_frames:
+        if self._queue_frames and place != self._place:
+            self._place = place
             self.transport.write(frame(messages.write_queued(place)))
 
     def _accept(self, handshake: Handshake) -> None:
@@ -198,6 +209,21 @@ class Upgrade(ClientSide):
 # -- HTTP ---------------------------------------------------------------------------------------------
 
 
+class PlacesWanted(BaseModel):
+    """What a client asks that opens many sessions over few connections."""
+
+    sessions: int = Field(ge=1)
+    queue_timeout: float | None = Field(default=None, ge=0)
+
+    @classmethod
+    def read(cls, body: bytes) -> PlacesWanted:
+        try:
+            return cls.model_validate_json(body)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_context=False, include_input=False)
+            raise InvalidMessage("Invalid request", errors=found) from None
+
+
 class DoorApp:
     """The ASGI application: the questions about the whole cluster are answered here, all others by a host."""
 
@@ -216,6 +242,9 @@ class DoorApp:
             answer = await self._own(scope["method"], path, headers)
             if answer is None:
                 body = await read_body(receive, self.door.config.message_bytes)
+                if (path, scope["method"]) == (PLACES, "POST"):
+                    await (await self._places(body, receive))(scope, receive, send)
+                    return
                 await self._pass_on(scope, headers, body, receive, send)
             else:
                 await answer(scope, receive, send)
@@ -251,6 +280,13 @@ class DoorApp:
             health if known else {"status": health["status"]}, 200 if health["status"] == "healthy" else 503
         )
 
+    async def _places(self, body: bytes, receive: Any) -> JSONBytes:
+        """Slots for several sessions at once, by host; the client opens them there with the leases."""
+        wanted = PlacesWanted.read(body)
+        most = min(wanted.sessions, MOST_PLACES)
+        placed = await unless_left(receive, self.door.place_some(most, wanted.queue_timeout))
+        return JSONBytes({"places": [{"host": host.key, "leases": leases} for host, leases in placed]})
+
     async def _pass_on(self, scope: Any, headers: dict[str, str], body: bytes, receive: Any, send: Any) -> None:
         door = self.door
         token = headers.get("mcp-session-id") or headers.get(SESSION_HEADER) or cookie(headers.get("cookie"))
@@ -267,9 +303,9 @@ class DoorApp:
                     answer = rpc_failure(error, call) if scope["path"] == "/mcp" else error_response(error)
                     await answer(scope, receive, send)
                     return
-                host, lease = await door.place()
+                host, lease = await unless_left(receive, door.place())
         elif (scope["path"], scope["method"]) in (("/reset", "POST"), ("/web/reset", "POST")) or opens(call):
-            host, lease = await door.place()
+            host, lease = await unless_left(receive, door.place())
         else:
             host = await door.anybody()
         await self._exchange(host, lease, scope, headers, body, receive, send)
@@ -326,6 +362,20 @@ async def left(receive: Any) -> None:
         pass
 
 
+async def unless_left(receive: Any, waiting: Coroutine[Any, Any, T]) -> T:
+    """Wait in the queue for as long as the client does. Raises ClientDisconnect."""
+    placing = asyncio.ensure_future(waiting)
+    leaving = asyncio.ensure_future(left(receive))
+    try:
+        await asyncio.wait({placing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not placing.done():
+            raise ClientDisconnect
+        return await placing
+    finally:
+        placing.cancel()
+        leaving.cancel()
+
+
 def read_call(body: bytes) -> Call | None:
     try:
         call = jsonrpc.parse(body)
@@ -356,14 +406,16 @@ def cookie(header: str | None) -> str | None:
 
 async def run_door(settings: dict[str, Any]) -> None:
     """Be a door on ports that are bound already, until SIGTERM, or until the supervisor is gone."""
+    control = socket.socket(fileno=settings["control"])
     config = DoorConfig(
         access=Access(settings["token"], frozenset(settings["allowed_hosts"]), frozenset(settings["origins"])),
+        others=others_than(control, settings.get("doors", [])),
         **settings["door"],
     )
     door = Door(config)
     upgrades = type("Upgrades", (Upgrade,), {"door": door})
     server = StoppableServer(quiet_config(DoorApp(door), upgrades=upgrades))
-    calls = await asyncio.start_server(door.switchboard.answer, sock=socket.socket(fileno=settings["control"]))
+    calls = await asyncio.start_server(door.switchboard.answer, sock=control)
     tasks = [asyncio.create_task(hear(door, server)), asyncio.create_task(report(door))]
     try:
         await server.serve([socket.socket(fileno=settings["listen"])])
@@ -371,6 +423,11 @@ async def run_door(settings: dict[str, Any]) -> None:
         calls.close()
         for task in tasks:
             task.cancel()
+
+
+def others_than(control: socket.socket, doors: list[list[Any]]) -> tuple[Address, ...]:
+    own = control.getsockname()[1]
+    return tuple((str(host), int(port)) for host, port in doors if port != own)
 
 
 async def hear(door: Door, server: StoppableServer) -> None:

@@ -196,7 +196,7 @@ class VectorConversation:
                 session = manager.find(message.resume)
                 manager.metrics.sessions_resumed += 1
             else:
-                session = await manager.open(Door.SOCKET, wait=message.queue_timeout)
+                session = await manager.open(Door.SOCKET, wait=message.queue_timeout, lease=message.lease)
                 session.resumable = True
         except PaddockError as error:
             self.lanes.pop(lane.key, None)

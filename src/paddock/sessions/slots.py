@@ -133,9 +133,11 @@ class Slots:
     def taken(self) -> int:
         return self._count.taken()
 
-    def take(self) -> bool:
-        """Take a slot if one is free and nobody waits for it."""
-        return not self._waiters and self._count.take()
+    def take(self, ticket: int | None = None) -> bool:
+        """Take a slot if one is free and nobody waits for it, or nobody longer than the holder of `ticket`."""
+        if self._waiters and (ticket is None or self._waiters[0].ticket < ticket):
+            return False
+        return self._count.take(ticket)
 
     def give_back(self) -> None:
         self._count.give_back()
@@ -154,16 +156,20 @@ class Slots:
                 waiter.admitted.set_result(None)
             self._waiters.popleft()
         if len(self._waiters) != before:
-            self._tell_places()
+            self.tell_places()
 
-    async def wait(self, seconds: float, moved: Callable[[int], None] | None = None) -> None:
+    async def wait(
+        self, seconds: float, moved: Callable[[int], None] | None = None, ticket: int | None = None
+    ) -> None:
         """Wait for a slot. `moved(place)` is told the place in the queue, 1 being next, as it changes.
 
-        Raises QueueTimeout after `seconds`. A cancelled wait leaves no slot behind.
+        Who has a `ticket` already waits where it says. Raises QueueTimeout after `seconds`. A cancelled wait leaves
+        no slot behind.
         """
-        waiter = Waiter(self._count.new_ticket(), self._clock() + seconds, moved)
-        self._waiters.append(waiter)
-        self._tell_places()
+        ticket = self._count.new_ticket() if ticket is None else ticket
+        waiter = Waiter(ticket, self._clock() + seconds, moved)
+        self._line_up(waiter)
+        self.tell_places()
         try:
             await waiter.admitted
         except asyncio.CancelledError:
@@ -173,7 +179,7 @@ class Slots:
         finally:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
-                self._tell_places()
+                self.tell_places()
 
     def expire(self, now: float) -> None:
         """Turn away those whose time is up."""
@@ -195,7 +201,14 @@ class Slots:
             if not waiter.admitted.done():
                 waiter.admitted.set_exception(error)
 
-    def _tell_places(self) -> None:
+    def _line_up(self, waiter: Waiter) -> None:
+        at = len(self._waiters)
+        while at and self._waiters[at - 1].ticket > waiter.ticket:
+            at -= 1
+        self._waiters.insert(at, waiter)
+
+    def tell_places(self) -> None:
+        """Tell those who wait where they stand, if that has changed."""
         self._count.publish(self._waiters[0].ticket if self._waiters else None, len(self._waiters))
         for here, waiter in enumerate(self._waiters, start=1):
             place = here + self._count.waiting_before(waiter.ticket)

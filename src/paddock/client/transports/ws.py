@@ -82,6 +82,9 @@ class WebSocketTransport:
         self._numbered: dict[int, Pending] = {}
         self._in_order: deque[Pending] = deque()
         self._returning: asyncio.Task[None] | None = None
+        self._queued_since: float | None = None
+        """When we asked for a slot, once we were told that we wait for it."""
+        self._asked_at = 0.0
         self._lost: PaddockError | None = None
         self._closed = False
 
@@ -94,20 +97,28 @@ class WebSocketTransport:
         async with self._opening:
             if self._link is not None or self._returning is not None:
                 return
-            headers = dict(self._headers)
-            if self._reconnect.within > 0:
-                headers["Session-Resume"] = "new"
-            if self._queue_timeout is not None:
-                headers["Queue-Timeout"] = f"{self._queue_timeout:g}"
-            self._lost = None
-            link = await self._connect(headers, **(where or {}))
-            self.deterministic = "Paddock-Deterministic" in link.headers
-            self.foreign = "Paddock-Version" not in link.headers
-            if self._lost is None and not self._closed:
-                self._token = link.headers.get("Session-Id")
-                self._adopt(link)
-            else:
-                link.close()
+            self._lost = self._queued_since = None
+            self._asked_at = asyncio.get_running_loop().time()
+            self._settle(await self._connect(self._asking(self._queue_timeout), **(where or {})))
+
+    def _asking(self, queue_timeout: float | None) -> dict[str, str]:
+        """The headers of one who asks for a new session."""
+        headers = dict(self._headers)
+        if self._reconnect.within > 0:
+            headers["Session-Resume"] = "new"
+        if queue_timeout is not None:
+            headers["Queue-Timeout"] = f"{queue_timeout:g}"
+        return headers
+
+    def _settle(self, link: Link) -> None:
+        """Take a new session's connection as ours, unless it is refused or unwanted by now."""
+        self.deterministic = "Paddock-Deterministic" in link.headers
+        self.foreign = "Paddock-Version" not in link.headers
+        if self._lost is None and not self._closed:
+            self._token = link.headers.get("Session-Id")
+            self._adopt(link)
+        else:
+            link.close()
 
     async def request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
         if self._closed:
@@ -193,6 +204,7 @@ class WebSocketTransport:
             return
         reply = orjson.loads(raw)
         if reply["type"] == "queued":
+            self._queued_since = self._asked_at
             if self._on_queue is not None:
                 self._on_queue(reply["data"]["place"])
             return
@@ -225,7 +237,7 @@ class WebSocketTransport:
 
     def _move_on(self, where: dict[str, Any]) -> None:
         """A slot came free, on a host that we are told of: go there, with what is unanswered."""
-        link, self._link = self._link, None
+        link, self._link, self._queued_since = self._link, None, None
         if link is not None:
             link.close()
         self._returning = asyncio.get_running_loop().create_task(self._begin_anew(where))
@@ -261,7 +273,9 @@ class WebSocketTransport:
             return
         if link.code == MESSAGE_TOO_BIG:
             self._refuse_largest()
-        if self._token is None or self._reconnect.within <= 0:
+        if self._token is None and self._queued_since is not None and self._lost is None and self._returning is None:
+            self._returning = asyncio.get_running_loop().create_task(self._line_up_again(self._queued_since))
+        elif self._token is None or self._reconnect.within <= 0:
             why = f"the connection dropped ({link.code} {link.reason})".rstrip()
             self._fail(self._lost or self._episode_lost(why))
         elif self._returning is None:
@@ -282,7 +296,7 @@ class WebSocketTransport:
     async def _return(self) -> None:
         """Come back to the same session and repeat what is unanswered."""
         try:
-            link = await self._reach_again()
+            link = await self._reach_again({**self._headers, "Session-Resume": self._token or ""})
         except ConnectFailed as error:
             self._token = None
             self._fail(self._episode_lost(f"could not reconnect: {error}"))
@@ -299,13 +313,30 @@ class WebSocketTransport:
             for pending in self._numbered.values():
                 self._link.send(pending.frame)
 
-    async def _reach_again(self) -> Link:
-        """Connect under the session's token, for as long as the policy allows."""
+    async def _line_up_again(self, since: float) -> None:
+        """The door where we waited is gone, and nothing else is: wait at the next, for as long as is left."""
+        left = self._queue_timeout
+        if left is not None:
+            left = max(0.0, since + left - asyncio.get_running_loop().time())
+        try:
+            link = await self._reach_again(self._asking(left))
+        except ConnectFailed as error:
+            self._fail(error)
+            return
+        finally:
+            self._returning = None
+        self._settle(link)
+        if self._link is not None:
+            for pending in self._numbered.values():
+                self._link.send(pending.frame)
+
+    async def _reach_again(self, headers: dict[str, str]) -> Link:
+        """Connect once more, for as long as the policy allows."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._reconnect.within
         for pause in self._reconnect.pauses():
             try:
-                return await self._connect({**self._headers, "Session-Resume": self._token or ""})
+                return await self._connect(headers)
             except ConnectFailed:
                 if loop.time() + pause > deadline:
                     raise
