@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from paddock.testing.ray_cluster import children_of
+
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 QUIET_WINDOW_SECONDS = 0.25
 QUIET_CPU_SHARE = 0.05
@@ -55,3 +57,24 @@ def wait_quiet(groups: list[int], timeout_seconds: float = 30.0) -> None:
         if used <= QUIET_CPU_SHARE * QUIET_WINDOW_SECONDS:
             return
     raise TimeoutError(f"a server without load was still busy after {timeout_seconds:g} s")
+
+
+def family(pids: list[int]) -> list[int]:
+    """These processes and all that descend from them."""
+    found: dict[int, None] = {}
+    waiting = list(pids)
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found[pid] = None
+            waiting += children_of(pid)
+    return list(found)
+
+
+def proportional_memory(pid: int) -> float:
+    """MiB of a process, memory that it shares counted by its share."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)

@@ -1,9 +1,10 @@
 """What Ray costs and what more nodes bring, on a cluster whose nodes are processes of this machine.
 
-    python -m bench.ray [steps|scaling|rollouts|cost|fault] [--rounds N] [--seconds S] [--json FILE]
+    python -m bench.ray [steps|vector|scaling|rollouts|cost|fault] [--rounds N] [--seconds S] [--json FILE]
 
 steps     Steps per second on a host that Ray has placed, against the same server without Ray; through the door
           that forwards, and sessions opened at the door that forwards, at the one that redirects, and at none.
+vector    1,000 sessions of one `VectorClient` through a door: on one host, and spread over two.
 scaling   Steps per second of 1, 2 and 3 hosts, each step waits 5 ms.
 rollouts  Rollouts per minute on 1, 2 and 3 nodes, and by the local engine.
 cost      Processor time and memory of one step, one session, one rollout: what a plan for a cluster is made of.
@@ -31,6 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.processes import family, proportional_memory
 from bench.ray_faults import AGENT, CHECK, SCRIPT, lose_a_node, serving
 from bench.samples import note, press
 from bench.servers import Server, ServerSpec
@@ -40,7 +42,7 @@ from paddock.rollouts.task import Task
 from paddock.scale.cluster import Resources, connected
 from paddock.scale.cluster import nodes as nodes_of_cluster
 from paddock.scale.rollouts import RayEngine, rollouts_per_minute
-from paddock.testing.ray_cluster import LocalCluster, children_of
+from paddock.testing.ray_cluster import LocalCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +51,7 @@ SLEEPING = "bench.envs:SleepCounter"  # not by its path: beside it lies a module
 STEP_SESSIONS = (1, 16, 128)
 STEP_TARGET = 0.95
 OPENS = 500
+VECTOR_SESSIONS = 1000
 WAIT_THREADS = 8
 """Threads of a host whose steps wait: at 5 ms each, 1,600 steps a second, before any core is full."""
 WAIT_SESSIONS = 96
@@ -116,6 +119,20 @@ def steps(settings: Settings) -> list[Line]:
         return lines + against(f"sessions opened, {OPENS}", "opens/s", rates, {})
 
 
+def vector(settings: Settings) -> list[Line]:
+    """The same client and the same door; what differs is how many hosts there are to spread over."""
+    options = ["--max-sessions", str(4 * VECTOR_SESSIONS), "--log-level", "warning"]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cluster = stack.enter_context(LocalCluster(2, cpus=8))
+        urls = {
+            name: stack.enter_context(serving(cluster.address, *options, "--hosts", hosts, log=folder / "log"))
+            for name, hosts in (("one host", "1"), ("two hosts", "2"))
+        }
+        rates = interleaved(urls, settings, lambda url: rate_of(url, "vector", VECTOR_SESSIONS, settings))
+        return against(f"steps of one client, {VECTOR_SESSIONS:,} sessions", "steps/s", rates, {"two hosts": 1.0})
+
+
 def scaling(settings: Settings) -> list[Line]:
     """Each host has few threads, so that waiting and not the cores is what limits it."""
     options = ["--threads", str(WAIT_THREADS), "--host-cpus", "1", "--max-sessions", str(4 * WAIT_SESSIONS)]
@@ -137,7 +154,7 @@ def stepping(sessions: int, settings: Settings, url: str) -> float:
 
 def rate_of(url: str, program: str, sessions: int, settings: Settings) -> float:
     server = Server(ServerSpec("paddock", "counter", sessions), url, os.getpid())
-    options: dict[str, float | str] = {"seconds": settings.seconds} if program == "steps" else {}
+    options: dict[str, float | str] = {} if program == "opens" else {"seconds": settings.seconds}
     return press(server, program, python=sys.executable, sessions=sessions, **options).rate
 
 
@@ -212,7 +229,7 @@ def cost(settings: Settings) -> list[Line]:
         with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
             host = json.load(answer)["hosts"][0]["pid"]
         (door,) = [pid for pid in children() if b"paddock.scale.router" in words_of(pid)]
-        before = {pid: pss(pid) for pid in (host, door)}
+        before = {pid: proportional_memory(pid) for pid in (host, door)}
         lines = [Line("memory of an empty host", "MiB", [before[host]]), Line("of a door", "MiB", [before[door]])]
         spent: dict[int, list[float]] = {host: [], door: []}
         for _ in range(settings.rounds):
@@ -235,7 +252,7 @@ def rollout_cost() -> list[Line]:
     def watch() -> None:
         while not watched.wait(0.3):
             for pid in [pid for pid in everybody() if b"ray::" in words_of(pid) and b"perform" in words_of(pid)]:
-                workers[pid] = max(workers.get(pid, 0.0), pss(pid))
+                workers[pid] = max(workers.get(pid, 0.0), proportional_memory(pid))
 
     asyncio.run(roll_out(RayEngine(resources=Resources(cpus=0.1)), ROLLOUTS))
     watching = threading.Thread(target=watch)
@@ -257,11 +274,7 @@ def everybody() -> list[int]:
 
 def children() -> list[int]:
     """All that descend from this process."""
-    found, waiting = [], [os.getpid()]
-    while waiting:
-        waiting += (below := children_of(waiting.pop()))
-        found += below
-    return found
+    return [pid for pid in family([os.getpid()]) if pid != os.getpid()]
 
 
 def words_of(pid: int) -> bytes:
@@ -269,15 +282,6 @@ def words_of(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def pss(pid: int) -> float:
-    """MiB of a process, memory that it shares counted by its share."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -317,6 +321,7 @@ def fault() -> dict[str, Any]:
 
 MEASURES: dict[str, Callable[[Settings], list[Line]]] = {
     "steps": steps,
+    "vector": vector,
     "scaling": scaling,
     "rollouts": rollouts,
     "cost": cost,

@@ -1,10 +1,12 @@
 """What a rollout costs beside its agent, and whether a kill loses one.
 
-    python -m bench.rollouts [overhead|parallel|crash]
+    python -m bench.rollouts [overhead|parallel|agent|crash]
 
 overhead  One rollout of real OpenCode at a time: its wall time without the time of the agent.
 parallel  Sixteen at once: our processor time (Paddock with the scripted model in it, bubblewrap, supervisors)
           against that of the agents.
+agent     What one rollout of real OpenCode needs of a machine: processor time and memory of all processes in its
+          sandbox, for a short one and a long one, the difference of which is what a model call costs.
 crash     Twenty times eight rollouts, killed at a random moment; then what the store and the machine hold.
 
 Needs bubblewrap, and OpenCode in the cache or at PADDOCK_OPENCODE.
@@ -23,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,9 +33,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from bench.processes import family, proportional_memory
 from paddock.errors import StoreError
 from paddock.rollouts.runs import run_batch
 from paddock.rollouts.sandbox import open_sandbox
+from paddock.rollouts.sandbox.leftovers import marked
 from paddock.rollouts.store import Store
 from paddock.rollouts.task import Task
 from paddock.rollouts.taskset import load_tasks
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from paddock.rollouts.batch import BatchResult
+    from paddock.rollouts.rollout import Rollout
     from paddock.rollouts.sandbox.base import Sandbox, SandboxSpec
     from paddock.rollouts.trace import Call
 
@@ -54,6 +60,11 @@ KILLS = 20
 KILLED_AT_ONCE = 8
 LATEST_KILL = 1.6
 PATIENCE = 60.0
+AGENTS, AGENTS_AT_ONCE = 8, 2
+SHORT, LONG = 2, 22
+"""Model calls of a rollout."""
+WATCH_EVERY = 0.2
+MEBIBYTE = 1024 * 1024
 TEST = """
 mkdir -p /logs/verifier
 if [ "$(cat answer.txt)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
@@ -170,6 +181,95 @@ async def cost_of_tests(task: Task, store: Store, result: BatchResult) -> float:
     return sum(used)
 
 
+# -- one agent ----------------------------------------------------------------------------------------
+
+
+async def agent() -> list[Line]:
+    """The tests of the task are not among it: they are whatever a task brings."""
+    costs = {calls: await cost_of_agent(calls) for calls in (SHORT, LONG)}
+    short, long = costs[SHORT], costs[LONG]
+    lines = []
+    for calls, cost in costs.items():
+        lines += [
+            Line(f"OpenCode, {calls} model calls", spread(cost.cpu, "CPU-s")),
+            Line("  memory at most, shared pages once", spread(cost.shared_once, "MiB")),
+            Line("  memory at most, as limits count it", spread(cost.memory, "MiB")),
+            Line("  wall time of the agent", spread(cost.wall, "s")),
+        ]
+    each = (median(long.cpu) - median(short.cpu)) / (LONG - SHORT)
+    grown = (median(long.shared_once) - median(short.shared_once)) / (LONG - SHORT)
+    return [
+        *lines,
+        Line("each further call", f"{1000 * each:.0f} CPU-ms"),
+        Line("  memory", f"{grown:.1f} MiB"),
+        Line("load of the machine", f"{os.getloadavg()[0]:.1f}"),
+    ]
+
+
+@dataclass(slots=True)
+class AgentCost:
+    """One value for each rollout."""
+
+    cpu: list[float]
+    memory: list[float]
+    shared_once: list[float]
+    wall: list[float]
+
+
+async def cost_of_agent(calls: int) -> AgentCost:
+    tool = {"tool": "bash", "arguments": {"command": "ls -la; echo 42 > answer.txt", "description": "Work"}}
+    task = Task(instruction="Write 42 to answer.txt.", id="answer", verifier=TEST)
+    watch = MemoryWatch()
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script.json"
+        script.write_text(json.dumps({"turns": [tool] * (calls - 1) + [{"text": "Done."}]}))
+        with watch:
+            result = await run_batch(
+                [task], model=f"replay:{script}", n=AGENTS, parallel=AGENTS_AT_ONCE, store=Path(folder) / "store",
+                retries=0, on_change=watch.note,
+            )  # fmt: skip
+    wrong = [(record.outcome, record.error) for record in result.records if record.reward != 1.0]
+    if wrong:
+        raise RuntimeError(f"{len(wrong)} rollouts went wrong, the first with {wrong[0]}")
+    records = result.records
+    return AgentCost(
+        cpu=[record.usage["cpu_seconds"] for record in records],
+        memory=[record.usage["peak_memory_bytes"] / MEBIBYTE for record in records],
+        shared_once=[watch.peaks[record.sandbox_id or ""] for record in records],
+        wall=[record.stages["agent"] for record in records],
+    )
+
+
+class MemoryWatch:
+    """The most that each sandbox ever held, in MiB, pages that processes share counted by their share."""
+
+    def __init__(self) -> None:
+        self.peaks: dict[str, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def note(self, rollout: Rollout) -> None:
+        if rollout.record.sandbox_id is not None:
+            self.peaks.setdefault(rollout.record.sandbox_id, 0.0)
+
+    def _look(self) -> None:
+        while not self._over.wait(WATCH_EVERY):
+            for sandbox, peak in list(self.peaks.items()):
+                self.peaks[sandbox] = max(peak, sum(map(proportional_memory, family(marked(sandbox)))))
+
+
+def spread(values: list[float], unit: str) -> str:
+    """The median, and the least and the most."""
+    return f"{median(values):.3g} ({min(values):.3g}-{max(values):.3g}) {unit}"
+
+
 # -- kills --------------------------------------------------------------------------------------------
 
 
@@ -280,7 +380,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 # -- the command line ---------------------------------------------------------------------------------
 
-MEASURES = {"overhead": overhead, "parallel": parallel, "crash": crash}
+MEASURES = {"overhead": overhead, "parallel": parallel, "agent": agent, "crash": crash}
 
 
 def main() -> int:

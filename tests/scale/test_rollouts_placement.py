@@ -66,17 +66,18 @@ class Ray:
     def __init__(self, *answers: BaseException | str | None) -> None:
         self.answers = list(answers)
         self.avoided: list[str] = []
-        self.calls: list[asyncio.Task[Any]] = []
+        self.calls: list[Future[Any]] = []
         self._selector = ""
 
     @asynccontextmanager
     async def desk(self) -> AsyncIterator[Desk]:
         """Where it calls; its calls end with it."""
+        self._loop = asyncio.get_running_loop()
         async with Desk("127.0.0.1") as desk:
             try:
                 yield desk
             finally:
-                for _, writer in await asyncio.gather(*self.calls):
+                for _, writer in await asyncio.gather(*map(asyncio.wrap_future, self.calls)):
                     writer.close()
 
     def options(self, label_selector: dict[str, str]) -> Any:
@@ -91,9 +92,8 @@ class Ray:
         if isinstance(answer, BaseException):
             done.set_exception(answer)
         elif answer == "call":
-            self.calls.append(
-                asyncio.ensure_future(call(ticket.host, ticket.port, ticket.token, "rollout", ticket.rollout_id))
-            )
+            calling = call(ticket.host, ticket.port, ticket.token, "rollout", ticket.rollout_id)
+            self.calls.append(asyncio.run_coroutine_threadsafe(calling, self._loop))
 
         class Ref:
             def future(self) -> Future[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
+    from paddock.errors import ClusterError
     from paddock.fleet.control import PlaneSettings
     from paddock.scale.cluster import Resources
 
@@ -27,7 +29,19 @@ def place_on_ray(
     nodes = [node for node in cluster.nodes() if node.alive]
     cores = int(sum(node.resources.get("CPU", 0) for node in nodes))
     settings = replace(settings, parallel_starts=max(2 * cores, 1))
-    instances = RayInstances(settings, Placing(each, alone))
+    gone: list[ClusterError] = []
+
+    def give_up(error: ClusterError) -> None:
+        """End the plane in order, and the command with the reason."""
+        gone.append(error)
+        signal.raise_signal(signal.SIGTERM)
+
+    def tell() -> None:
+        if gone:
+            raise gone[0]
+
+    until_the_end.callback(tell)
+    instances = RayInstances(settings, Placing(each, alone), give_up)
     note(
         f"instances go to {len(nodes)} node{'s' if len(nodes) > 1 else ''} with {cores} CPUs, {each.cpus:g} for each"
     )

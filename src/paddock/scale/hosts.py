@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from paddock.config import ServerConfig
 
 START_WITHIN = 60.0
+LAST_WORD = 0.5
+"""Seconds for an answer to leave before the process ends."""
 LOCAL = "127.0.0.1"
 logger = logging.getLogger("paddock.scale")
 
@@ -74,7 +76,13 @@ class EnvironmentHost:
         return {**self._about, "node_id": ray_module().get_runtime_context().get_node_id()}
 
     def finish(self, grace: float) -> None:
-        """Let running steps end, close every environment, then stop."""
+        """Let running steps end, close every environment, then end this process: Ray may have no head to do so."""
+        try:
+            self._stop(grace)
+        finally:
+            threading.Timer(LAST_WORD, os._exit, (0,)).start()
+
+    def _stop(self, grace: float) -> None:
         loop, server = self._loop, self._server
         if loop is None or server is None or not self._thread.is_alive():
             return
@@ -82,6 +90,11 @@ class EnvironmentHost:
         stopping.result(grace + 5.0)
         server.should_exit = True
         self._thread.join(5.0)
+
+    def _leave(self) -> None:
+        """Nobody is there any more for whom this host would serve."""
+        logger.error("no door has been there for too long: the host ends")
+        threading.Thread(target=self.finish, args=(self.plan.config.limits.drain_grace,), daemon=True).start()
 
     # -- the server's thread ----------------------------------------------------------------------
 
@@ -126,7 +139,7 @@ class EnvironmentHost:
                 "pid": os.getpid(),
                 "capacity": plan.config.limits.max_sessions,
             }
-            pulse = Pulse(app.state.service, self._about, list(plan.doors), plan.secret)
+            pulse = Pulse(app.state.service, self._about, list(plan.doors), plan.secret, alone=self._leave)
             pulse.start()
             self._ready.set()
         try:

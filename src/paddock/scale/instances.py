@@ -22,14 +22,17 @@ from paddock.errors import ConfigError, VerifierError
 from paddock.fleet.control.process import KILLED_SECONDS, HostedProcess, StartFailed
 from paddock.fleet.control.verifying import LocalVerifiers
 from paddock.scale import cluster
+from paddock.scale.head import Head, in_time
 from paddock.scale.hosts import LOCAL, node_address
 from paddock.scale.keeper import MOST_LINE, OWN_PYTHON, InstanceKeeper, KeeperPlan
 from paddock.scale.placement import NODE_LABEL, SUBMISSIONS, Nodes, last_line
 from paddock.server.access import is_loopback
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from paddock.errors import ClusterError
     from paddock.fleet.control.settings import PlaneSettings
     from paddock.fleet.control.verifying import VerifierCall
 
@@ -40,7 +43,7 @@ SILENT_FOR = 4.0
 """Seconds without a word after which an instance is given up, with its node."""
 HELLO_WITHIN = 5.0
 KILL_WITHIN = 5.0
-ASK_WITHIN = 2.0
+MAKE_WITHIN = 8.0
 VERIFY_GRACE = 20.0
 LOST = -9
 INSTANCE = cluster.Resources(cpus=0.25)
@@ -57,9 +60,17 @@ class Placing:
 
 
 class RayInstances:
-    """A `Launcher` over all nodes of the cluster that this process has joined. `verify` runs verifiers there."""
+    """A `Launcher` over all nodes of the cluster that this process has joined. `verify` runs verifiers there.
 
-    def __init__(self, settings: PlaneSettings, placing: Placing | None = None) -> None:
+    `given_up` hears of it when the cluster's head is gone for good: no instance can be made any more.
+    """
+
+    def __init__(
+        self,
+        settings: PlaneSettings,
+        placing: Placing | None = None,
+        given_up: Callable[[ClusterError], None] | None = None,
+    ) -> None:
         self._settings = settings
         self._placing = placing or Placing()
         self._address = LOCAL if self._placing.alone else node_address()
@@ -72,11 +83,14 @@ class RayInstances:
         self._watcher: asyncio.Task[None] | None = None
         self._plan: KeeperPlan | None = None
         self._actor: Any = cluster.ray_module().remote(InstanceKeeper)
-        self._nodes = Nodes()
+        self._head = Head.joined()
+        self._nodes = Nodes(head=self._head)
+        self._head_watcher: asyncio.Task[None] | None = None
+        self._given_up = given_up
         self.lost = 0
 
     async def open(self) -> None:
-        self._nodes = await Nodes.known()
+        await self._nodes.refresh()
         self._server = await asyncio.start_server(self._answer, self._address, 0, limit=MOST_LINE)
         command = self._settings.instance_command
         own = type(self._settings).__dataclass_fields__["instance_command"].default
@@ -88,10 +102,12 @@ class RayInstances:
             on_this_machine=self._placing.alone,
         )
         self._watcher = asyncio.create_task(self._watch(), name="placed-instances")
+        self._head_watcher = asyncio.create_task(self._watch_head(), name="head-of-the-cluster")
 
     async def close(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for watcher in (self._watcher, self._head_watcher):
+            if watcher is not None:
+                watcher.cancel()
         await asyncio.gather(*(process.end(0) for process in list(self._placed)))
         if self._server is not None:
             self._server.close()
@@ -130,7 +146,7 @@ class RayInstances:
             if process.joined.done():
                 shown = nodes.setdefault(process.node, {"address": process.address, "processes": 0})
                 shown["processes"] += 1
-        return {"engine": "ray", "nodes": nodes, "lost": self.lost}
+        return {"engine": "ray", "nodes": nodes, "lost": self.lost, "head": self._head.shown()}
 
     # -- actors ---------------------------------------------------------------------------------------
 
@@ -138,6 +154,7 @@ class RayInstances:
         """Have an actor made, until one has joined. A node that is lost meanwhile is avoided. Raises StartFailed."""
         words = ""
         for _ in range(SUBMISSIONS):
+            self._require_head()
             token = secrets.token_urlsafe(24)
             self._expected[token] = process
             try:
@@ -150,6 +167,11 @@ class RayInstances:
                 return
             await process.kill()
         raise StartFailed(f"its actor ended before it served: {words}", passing=True)
+
+    def _require_head(self) -> None:
+        """Raises StartFailed: a start is not kept waiting for a head that is away."""
+        if not self._head.is_there:
+            raise StartFailed(f"the Ray head at {self._head.address} does not answer", passing=True)
 
     async def _make(self, process: PlacedProcess, token: str) -> asyncio.Future[None]:
         """The returned future ends with the actor."""
@@ -164,7 +186,7 @@ class RayInstances:
             return process.actor.run.remote(token)
 
         try:
-            reference = await asyncio.to_thread(make)
+            reference = await in_time(make, MAKE_WITHIN)
         except Exception as error:
             raise StartFailed(f"Ray places nothing: {last_line(error)}", passing=True) from error
         finally:
@@ -180,13 +202,15 @@ class RayInstances:
         from ray.exceptions import RayTaskError
 
         lost = asyncio.ensure_future(self._nodes.news.wait())
-        ways: list[asyncio.Future[Any]] = [process.joined, running, lost]
+        head = asyncio.ensure_future(self._head.change())
+        ways: list[asyncio.Future[Any]] = [process.joined, running, lost, head]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
             lost.cancel()
+            head.cancel()
         if process.joined.done() or not running.done():
-            return "a node was lost"
+            return "a node was lost, or the head"
         error = running.exception()
         if isinstance(error, RayTaskError):
             raise StartFailed(f"its node could not run it: {last_line(error)}", passing=False)
@@ -218,10 +242,8 @@ class RayInstances:
             return
         process.seen = math.inf
         if process.node not in self._nodes.members:
-            # A head that is gone does not answer.
             with suppress(Exception):
-                async with asyncio.timeout(ASK_WITHIN):
-                    await self._nodes.refresh()
+                await self._nodes.refresh()
         if await self._nodes.is_there(process.node):
             process.lose(f"its actor on node {process.address} is gone: {how}")
             return
@@ -242,6 +264,11 @@ class RayInstances:
                     process.losing = asyncio.create_task(self._lose(process, f"silent for {SILENT_FOR:g} s"))
                 else:
                     process.say({})
+
+    async def _watch_head(self) -> None:
+        error = await self._head.watch()
+        if self._given_up is not None:
+            self._given_up(error)
 
     def _forget(self, process: PlacedProcess) -> None:
         self._placed.discard(process)
@@ -343,8 +370,7 @@ class PlacedProcess(HostedProcess):
         actor, self.actor = self.actor, None
         if actor is not None:
             with suppress(Exception):
-                async with asyncio.timeout(KILL_WITHIN):
-                    await asyncio.to_thread(cluster.ray_module().kill, actor)
+                await in_time(lambda: cluster.ray_module().kill(actor), KILL_WITHIN)
 
     def _verified(self, said: dict[str, Any]) -> None:
         answer = self._verifying.get(said["verified"])

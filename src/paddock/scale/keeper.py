@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ BEAT_EVERY = 0.5
 DIAL_WITHIN = 10.0
 PLANE_SILENT_FOR = 30.0
 """Seconds without a word from the plane after which it counts as gone, its machine with it."""
+LEAVES_AFTER = 2.0
 MOST_LINE = 64 * 1024 * 1024
 FOLDERS = "paddock-instances"
 OWN_PYTHON = "python"
@@ -60,7 +62,11 @@ class InstanceKeeper:
                 f"this node has Paddock {paddock.__version__}, and the plane {self.plan.version}",
                 hint="install the same version on every node",
             )
-        asyncio.run(Keeping(self.plan, token).run())
+        try:
+            asyncio.run(Keeping(self.plan, token).run())
+        finally:
+            # The plane ends this actor too, unless it or the cluster's head is gone.
+            threading.Timer(LEAVES_AFTER, os._exit, (0,)).start()
 
 
 class Keeping:

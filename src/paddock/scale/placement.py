@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.errors import SandboxError
 from paddock.scale.cluster import ray_module
+from paddock.scale.head import Head, in_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +29,8 @@ STUCK_SECONDS = 600.0
 LOOK_EVERY = 2.0
 SUBMISSIONS = 5
 PROBE_SECONDS = 1.0
+ASK_SECONDS = 2.0
+SUBMIT_SECONDS = 8.0
 WORDS_SECONDS = 1.0
 END_SECONDS = 2.0
 NODE_LABEL = "ray.io/node-id"
@@ -44,17 +47,27 @@ class Nodes:
     running: int = 0
     moved_at: float = field(default_factory=time.monotonic)
     """When a rollout last began or ended."""
+    head: Head | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    async def known(cls) -> Nodes:
-        nodes = cls()
+    async def known(cls, head: Head) -> Nodes:
+        nodes = cls(head=head)
         await nodes.refresh()
         return nodes
 
     async def refresh(self) -> None:
-        found = await asyncio.to_thread(ray_module().nodes)
-        self.members = {node["NodeID"]: node for node in found if node["Alive"]}
+        """Ask the head for them. A head that is away, or goes meanwhile, changes nothing: it would not answer."""
+        if self.head is not None and not self.head.is_there:
+            return
+        with suppress(TimeoutError):
+            found = await in_time(ray_module().nodes, ASK_SECONDS)
+            self.members = {node["NodeID"]: node for node in found if node["Alive"]}
+
+    async def wait_for_head(self) -> None:
+        """Until something can be placed."""
+        while self.head is not None and not self.head.is_there:
+            await self.head.change()
 
     def fitting(self, bundle: Mapping[str, float]) -> set[str]:
         """Nodes that could ever hold this much."""
@@ -168,11 +181,19 @@ class Placement:
             lost.cancel()
 
     async def _submit(self) -> None:
+        await self._nodes.wait_for_head()
         avoided = self._nodes.avoided(self._member, self._bundle, now=time.monotonic())
         task = self._task
         if avoided:
             task = task.options(label_selector={NODE_LABEL: f"!in({','.join(sorted(avoided))})"})
-        self._ref = task.remote(self._desk.ticket(self._rollout_id))
+        ticket = self._desk.ticket(self._rollout_id)
+        try:
+            # The first of a batch waits for the head to have taken the function.
+            self._ref = await in_time(lambda: task.remote(ticket), SUBMIT_SECONDS)
+        except TimeoutError:
+            raise SandboxError(
+                f"Ray did not take it within {SUBMIT_SECONDS:g} s", hint="is its head there?"
+            ) from None
         self._done = asyncio.wrap_future(self._ref.future())
         self._done.add_done_callback(_seen)
 

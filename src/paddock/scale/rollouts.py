@@ -24,6 +24,7 @@ from paddock.rollouts.unhurried import unhurried
 from paddock.rollouts.weights import Weights
 from paddock.scale.cluster import Resources, connect, disconnect, ray_module
 from paddock.scale.desk import Desk, is_loopback
+from paddock.scale.head import Head
 from paddock.scale.link import LinkLost
 from paddock.scale.node import Job, perform
 from paddock.scale.placement import Nodes, Placement
@@ -65,19 +66,23 @@ class RayEngine:
 
     @asynccontextmanager
     async def opened(self, recipe: Recipe, log: Callable[[str], None]) -> AsyncIterator[Place]:
-        """Joins the cluster, and leaves it again if it was not joined before. Raises ClusterError."""
+        """Joins the cluster, and leaves it again if it was not joined before.
+
+        Raises ClusterError, also when the head is given up: what is under way is cancelled then.
+        """
         ray = ray_module()
         joined_here = not ray.is_initialized()
         with _without_advice():
             await asyncio.to_thread(connect, self.address)
         try:
-            nodes = await Nodes.known()
+            head = Head.joined()
+            nodes = await Nodes.known(head)
             if not nodes.fitting(self.resources.bundle()):
                 log(f"no node has {self._asked()}: waiting for one")
             model = recipe.endpoint.url if is_loopback(recipe.endpoint.url) else None
             async with Desk(ray.util.get_node_ip_address(), model) as desk:
                 placing = Placing(ray.remote(**self._options())(perform), desk, nodes, self, recipe)
-                async with placing.following_weights():
+                async with placing.following_weights(), head.watched():
                     yield partial(PlacedRollout, placing=placing)
         finally:
             if joined_here:
@@ -262,6 +267,12 @@ class PlacedRollout(Rollout):
 
     def _count_calls(self) -> None:
         """The node has counted."""
+
+    def _end(self, outcome: Outcome, error: str | None) -> None:
+        head = self._placing.nodes.head
+        if outcome is Outcome.CANCELLED and self._aborted is None and head is not None and head.given_up is not None:
+            error = head.given_up.message
+        super()._end(outcome, error)
 
 
 def call_of(values: dict[str, Any]) -> Call:

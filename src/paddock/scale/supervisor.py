@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -22,8 +23,9 @@ import paddock
 from paddock.errors import ClusterError, ConfigError
 from paddock.scale import cluster
 from paddock.scale.autoscale import Autoscaler, Scale, Seen, to_retire
+from paddock.scale.head import Head, in_time
 from paddock.scale.hosts import LOCAL, HostPlan, node_address, place
-from paddock.scale.placement import Nodes
+from paddock.scale.placement import Nodes, last_line
 from paddock.server.access import is_loopback
 from paddock.server.listening import bind, url_of
 
@@ -41,6 +43,11 @@ DOOR_ENDS_WITHIN = 5.0
 PLACE_AGAIN_AFTER = 1.0
 ANNOUNCE_WITHIN = 10.0
 PLACE_PATIENCE = 15.0
+PLACE_WITHIN = 10.0
+REQUEST_WITHIN = 2.0
+FINISH_TAKES = 5.0
+HEADLESS_GRACE = 3.0
+"""For running steps, when Ray is about to end this process."""
 logger = logging.getLogger("paddock.scale")
 
 
@@ -81,7 +88,8 @@ class Kept:
     """One host that this supervisor has placed."""
 
     number: int
-    actor: Any
+    actor: Any = None
+    """None until Ray has been asked for it."""
     key: str | None = None
     """None until it serves."""
     node_id: str = ""
@@ -94,7 +102,8 @@ class Supervisor:
         self.plan = plan
         self.autoscaler = Autoscaler(plan.scale)
         self.hosts: dict[int, Kept] = {}
-        self.nodes = Nodes()
+        self.head = Head.joined()
+        self.nodes = Nodes(head=self.head)
         self.secret = secrets.token_urlsafe(32)
         token = plan.config.access.token
         address = LOCAL if alone else node_address()
@@ -133,6 +142,7 @@ class Supervisor:
             for door in self.doors:
                 self._spawn(door.keep(self._news))
             self._spawn(self._announce(announce))
+            self._spawn(self._watch_head())
             while not self._stop.is_set():
                 self._decide(loop.time())
                 with suppress(TimeoutError):
@@ -142,6 +152,11 @@ class Supervisor:
             await self._finish_all()
         if self._failed is not None:
             raise self._failed
+
+    async def _watch_head(self) -> None:
+        """Nothing is left to be kept up once the head is given up: sessions that are still there are ended."""
+        self._failed = await self.head.watch()
+        self._stop.set()
 
     # -- deciding ---------------------------------------------------------------------------------
 
@@ -164,9 +179,10 @@ class Supervisor:
         wanted = self.autoscaler.look(now, seen, waiting)
         if wanted != before or not self.hosts:
             logger.info("%d hosts wanted, %d there, %d newcomers waiting", wanted, len(seen), waiting)
-            self._request(wanted)
+            self._spawn(self._request(wanted))
         if len(staying) < wanted and not any(kept.is_lost for kept in self.hosts.values()):
-            self._grow(wanted - len(staying))
+            if self.head.is_there:
+                self._grow(wanted - len(staying))
         elif len(staying) > wanted and len(seen) == len(staying):
             for key in to_retire(seen, wanted):
                 self._retire(key, now)
@@ -186,15 +202,16 @@ class Supervisor:
             capacity = self._shares[number % len(self._shares)]
             bundle = self.plan.resources.bundle()
             avoided = self.nodes.avoided(f"host {number}", bundle, now=time.monotonic())
-            actor = place(self.host_plan, number, capacity, self.plan.resources, avoided)
-            kept = self.hosts[number] = Kept(number, actor)
-            self._spawn(self._start(kept))
+            placing = partial(place, self.host_plan, number, capacity, self.plan.resources, avoided)
+            kept = self.hosts[number] = Kept(number)
+            self._spawn(self._start(kept, placing))
 
-    async def _start(self, kept: Kept) -> None:
+    async def _start(self, kept: Kept, placing: Callable[[], Any]) -> None:
         try:
+            kept.actor = await in_time(placing, PLACE_WITHIN)
             about = await self._started(kept)
         except Exception as error:
-            why = str(error).strip().splitlines()[-1]
+            why = last_line(error)
             if not self._first_served.is_set():
                 self._failed = ClusterError(f"no host starts: {why}", hint="does the target load on the nodes?")
                 self._stop.set()
@@ -240,9 +257,13 @@ class Supervisor:
 
     async def _finish(self, kept: Kept) -> None:
         grace = self.plan.config.limits.drain_grace
-        with suppress(Exception):
-            async with asyncio.timeout(grace + 10.0):
-                await kept.actor.finish.remote(grace)
+        if self.head.given_up is not None:
+            grace = min(grace, HEADLESS_GRACE)
+        may_answer = kept.key is not None or self.head.is_there
+        if kept.actor is not None and not kept.is_lost and may_answer:
+            with suppress(Exception):
+                async with asyncio.timeout(grace + FINISH_TAKES):
+                    await kept.actor.finish.remote(grace)
         self._forget(kept, "it was drained")
 
     def _forget(self, kept: Kept, why: str) -> None:
@@ -254,15 +275,18 @@ class Supervisor:
                 kept.key or kept.number,
                 why,
             )
-            with suppress(Exception):
-                cluster.ray_module().kill(kept.actor)
+            if kept.actor is not None:
+                with suppress(Exception):
+                    cluster.ray_module().kill(kept.actor)
 
-    def _request(self, wanted: int) -> None:
+    async def _request(self, wanted: int) -> None:
         """Tell Ray's own autoscaler, where there is one, what will be needed."""
-        with suppress(Exception):
-            from ray.autoscaler.sdk import request_resources
+        from ray.autoscaler.sdk import request_resources
 
-            request_resources(bundles=[self.plan.resources.bundle()] * wanted)
+        bundles = [self.plan.resources.bundle()] * wanted
+        if self.head.is_there:
+            with suppress(Exception):
+                await in_time(lambda: request_resources(bundles=bundles), REQUEST_WITHIN)
 
     def _news(self) -> dict[str, Any]:
         asked = {
@@ -272,6 +296,7 @@ class Supervisor:
             "each": self.plan.resources.bundle(),
             "pending": sum(kept.key is None for kept in self.hosts.values()),
             "retiring": sum(kept.retired_at is not None for kept in self.hosts.values()),
+            "head": self.head.shown(),
         }
         retired = [kept.key for kept in self.hosts.values() if kept.retired_at is not None and kept.key]
         return {"asked": asked, "retired": sorted(retired)}
@@ -292,6 +317,7 @@ class Supervisor:
             "token": access.token,
             "allowed_hosts": sorted(access.hosts),
             "origins": sorted(access.origins),
+            "doors": self.host_plan.doors,
             "door": door,
         }
 
@@ -315,8 +341,7 @@ class Supervisor:
         await asyncio.gather(*(door.end() for door in self.doors))
         for task in self._tasks:
             task.cancel()
-        with suppress(Exception):
-            self._request(0)
+        await self._request(0)
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -11,6 +11,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any, Self
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 ENDS_WITHIN = 20.0
+REAP_EVERY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +30,30 @@ class LocalNode:
 
 
 class LocalCluster:
-    """`nodes` nodes with addresses 127.0.0.2, 127.0.0.3, …; the first is the head. Use it in `with`."""
+    """`nodes` nodes with addresses 127.0.0.2, 127.0.0.3, …; the first is the head. Use it in `with`.
 
-    def __init__(self, nodes: int = 3, *, cpus: float = 2, resources: dict[str, float] | None = None) -> None:
+    With `state` the head keeps what it knows in that folder, as it otherwise would in Redis.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 3,
+        *,
+        cpus: float = 2,
+        resources: dict[str, float] | None = None,
+        state: Path | None = None,
+    ) -> None:
         self.address = ""
         self.nodes: list[LocalNode] = []
         """All that were ever there."""
         self._count = nodes
         self._usual = {"num_cpus": cpus, "resources": resources or {}}
+        self._environ = {} if state is None else {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(state)}
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", __name__]
-        environ = {"RAY_worker_niceness": "0", **os.environ}
+        environ = {"RAY_worker_niceness": "0", **os.environ, **self._environ}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
         )
@@ -72,6 +86,19 @@ class LocalCluster:
         killed: list[int] = self._ask("kill", number)
         return killed
 
+    def kill_gcs(self) -> int:
+        """The head's own process is killed: its node lives on for as long as Ray waits. Returns its id."""
+        killed: int = self._ask("kill_gcs", None)
+        return killed
+
+    def start_gcs(self) -> None:
+        """Start it again, at the same address. Without `state` it knows nothing of what was before."""
+        self._ask("start_gcs", None)
+
+    def restart_head(self) -> None:
+        """A new head at the address of the first node, whose processes are killed before."""
+        self.nodes[0] = LocalNode(*self._ask("restart_head", [self.address, self._usual]))
+
     def _ask(self, verb: str, argument: Any) -> Any:
         process = self._process
         assert process is not None
@@ -93,6 +120,19 @@ class Keeper:
 
         self.cluster: Any = Cluster(shutdown_at_exit=True)
         self.nodes: list[Any] = []
+        self._workers: dict[int, str] = {}
+        """All that were ever seen, and when each was born: a node that has ended has none to be found."""
+        threading.Thread(target=self._reap, daemon=True).start()
+
+    def _reap(self) -> None:
+        """Let the dead rest: workers look whether the process of their node is still there, and a zombie is."""
+        while True:
+            time.sleep(REAP_EVERY)
+            for node in list(self.nodes):
+                self._workers.update({pid: born(pid) for pid in workers_of(node)})
+                for group in list(node.all_processes.values()):
+                    for known in list(group):
+                        known.process.poll()
 
     def add(self, options: dict[str, Any]) -> tuple[str, str, str]:
         number = len(self.nodes)
@@ -116,8 +156,26 @@ class Keeper:
             self.cluster.remove_node(node, allow_graceful=False)
         return pids
 
+    def kill_gcs(self, _: None) -> int:
+        head = self.nodes[0]
+        pid: int = head.all_processes["gcs_server"][0].process.pid
+        head.kill_gcs_server(check_alive=False)
+        return pid
+
+    def start_gcs(self, _: None) -> None:
+        self.nodes[0].start_gcs_server()
+
+    def restart_head(self, wanted: tuple[str, dict[str, Any]]) -> tuple[str, str]:
+        place, options = wanted
+        address, port = place.rsplit(":", 1)
+        self.kill(0)
+        known = {"object_store_memory": OBJECT_STORE_BYTES, "node_ip_address": address, "include_dashboard": False}
+        self.nodes[0] = self.cluster.add_node(gcs_server_port=int(port), **known, **options)
+        return str(self.nodes[0].node_id), address
+
     def close(self) -> None:
         left = [pid for node in self.nodes for pid in workers_of(node)]
+        left += [pid for pid, when in list(self._workers.items()) if when and born(pid) == when]
         self.cluster.shutdown()
         kill_all(left)
 
@@ -131,6 +189,14 @@ def workers_of(node: Any) -> list[int]:
         found += children
         waiting += children
     return found
+
+
+def born(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty if it is not there."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
 
 
 def children_of(pid: int) -> list[int]:
