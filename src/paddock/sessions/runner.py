@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OVERSTAY = 1.0
 COMPUTES = 0.0005
 WAITS = 0.0002
-"""Jobs that compute for less, and wait for less, run one after the other: another thread would only wait for the lock."""
+"""Jobs that compute and wait for less run one after the other: another thread would only wait for the lock."""
 PATIENCE = 0.005
 """How long they wait for the one before them to end."""
 WEIGHED_EVERY = 8
