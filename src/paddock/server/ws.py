@@ -145,10 +145,15 @@ class Conversation:
         if not self._answering and not self._backlog:
             action = self._quick_step(raw)
             if action is not None:
+                if self._send_aside is not None and session.step_aside(
+                    action, self, self._answered, self.service.dispatch.step_timeout
+                ):
+                    self._answering = True
+                    return
                 answer = session.step_now(action)
                 if answer is LATER:
                     self._answering = True
-                    self._step_later(session, action)
+                    self._submit(session, Step(action), self._answered)
                 else:
                     self.send(write_step(answer))
                 return
@@ -161,12 +166,6 @@ class Conversation:
                 return
             message = Refused(error, number_in(raw))
         self._take(message)
-
-    def _step_later(self, session: Session, action: Any) -> None:
-        """A step that is not carried out here and now."""
-        timeout = self.service.dispatch.step_timeout
-        if self._send_aside is None or not session.step_aside(action, self, self._answered, timeout):
-            self._submit(session, Step(action), self._answered)
 
     def receive_binary(self) -> None:
         error = InvalidMessage("Invalid message", hint="send JSON in a text frame, not a binary one", errors=[])
@@ -205,8 +204,9 @@ class Conversation:
     def answer_aside(self, work: StepAside) -> None:
         frame = write_step(work.value)
         if self._send_aside is not None and work.claim():
-            work.unsent = None if self._send_aside(frame) else frame
-            work.is_answered = True
+            work.unsent, work.is_answered = frame, True
+            if self._send_aside(frame):
+                work.unsent = None
 
     def answered_aside(self, work: StepAside) -> None:
         if work.unsent is not None and (attachment := work.session.attachment) is not None:

@@ -29,7 +29,7 @@ WAITS = 0.0002
 """Jobs that compute and wait for less run one after the other: another thread would only wait for the lock."""
 PATIENCE = 0.005
 """How long they wait for the one before them to end."""
-WEIGHED_EVERY = 8
+WEIGHED_EVERY = 16
 SMOOTHING = 16
 
 ResultT = TypeVar("ResultT")
@@ -200,7 +200,7 @@ class Threads:
         return sum(1 for began in list(self._began.values()) if began < limit)
 
     def _knock_for_each(self) -> None:
-        for _ in range(min(len(self._waiting), self.limit)):
+        for _ in range(min(len(self._waiting), len(self._idle) + self.limit - self._count)):
             self._knock()
 
     def _knock(self) -> None:
@@ -231,9 +231,8 @@ class Threads:
                 job.run()
             else:
                 self._weigh(job)
-            took = monotonic() - began
             del self._began[number]
-            self._returns.put(job, late=took >= PATIENCE)
+            self._returns.put(job, late=monotonic() - began >= PATIENCE)
             done += 1
             del job
             if self._count > self.limit and not self._waiting:

@@ -30,7 +30,7 @@ from paddock.protocol.episode import Episode, Phase, Step
 from paddock.protocol.redact import redact
 from paddock.protocol.resume import ReplyLedger
 from paddock.sessions.blueprint import SLOW_CALL, Method, Where
-from paddock.sessions.runner import Call, Job, Threads, awaited
+from paddock.sessions.runner import PATIENCE, Call, Job, Threads, awaited
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("paddock.sessions")
 MOST_WAITING = 256
 LATER = object()
-STEP = Step(None)
-"""Stands for the request of a step that goes past dispatch."""
 
 
 class Door(Enum):
@@ -122,6 +120,7 @@ class Work(Job):
 class StepAside(Work):
     """A step on a thread that the thread itself answers. The loop hears of it when it has time, or somebody asks."""
 
+    number = None
     is_answered = False
     """Whether the thread did."""
     unsent: bytes | None = None
@@ -130,28 +129,36 @@ class StepAside(Work):
     done = False
     _claiming = threading.Lock()
 
+    request = Step(None)
+    """Stands for all of them: the action comes past dispatch."""
+
     def __init__(self, session: Session, action: Any, door: SideDoor, reply: Callable[[Work, Any], None]) -> None:
-        super().__init__(session, STEP, reply, None)
+        self.session = session
         self.action = action
         self.door = door
-
-    def call(self) -> Any:
-        return self.session.environment.step(self.action)
+        self.reply = reply
 
     def run(self) -> None:
-        super().run()
-        self.ended = self.session.clock()
-        # What went wrong is explained on the loop.
-        if self.error is None and self.session.attachment is self.door:
-            try:
-                self.done = is_done(self.value)
+        session = self.session
+        began = session.clock()
+        try:
+            self.value = value = session.environment.step(self.action)
+            self.ended = session.clock()
+            # The loop hears of a long one at once, and then is quicker to answer it with others of its kind.
+            if self.ended - began < PATIENCE and session.attachment is self.door:
+                self.done = is_done(value)
                 self.door.answer_aside(self)
-            except Exception as error:
-                self.error = error
+        except BaseException as error:
+            # It is explained on the loop. Neither SystemExit nor GeneratorExit is ours to obey.
+            self.error = error
 
     def claim(self) -> bool:
         with self._claiming:
-            return super().claim()
+            first, self.settled = not self.settled, True
+        return first
+
+    def after(self, session: Session, _: Work, observation: Any) -> Any:
+        return count_step(session, self, observation)
 
     def is_awaited(self) -> bool:
         return (
@@ -290,10 +297,9 @@ class Session:
             return False
         work = StepAside(self, action, door, reply)
         work.method = method
-        work.after = count_step
         work.started = now = self.clock()
         if timeout is not None:
-            work.timeout, work.deadline = timeout, now + timeout
+            work.deadline = now + timeout
         self._current = work
         self._manager.running.add(work)
         self._threads.submit(work)
