@@ -1,5 +1,6 @@
 """Everything that has to pass, in one place for hands, hooks and CI: style, types, and both suites."""
 
+import os
 import subprocess
 import sys
 import time
@@ -31,6 +32,8 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}", file=sys.stderr)
         return 2
+    # Where this is set, each of hundreds of processes compiles what it imports, seconds of it for some peers.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     failed = []
     chosen = names or [name for name in STEPS if name not in BY_HAND]
     # Installing takes minutes and little processor time: it goes on beside the steps that do not need it.
