@@ -16,10 +16,11 @@ from paddock.protocol import messages
 from paddock.protocol.codec import encode
 from paddock.protocol.messages import CancelMessage, CloseMessage, Message, OpenMessage
 from paddock.server.ws import INVALID_TEXT, RESTART, Socket, is_new, is_utf8, request_in, write_answer, write_step
-from paddock.sessions.session import LATER, Door, Session, Work
+from paddock.sessions.session import LATER, Door, Session
 
 if TYPE_CHECKING:
     from paddock.server.service import Service
+    from paddock.sessions.work import Work
 
 
 FULL_FRAME = 100

@@ -22,12 +22,13 @@ from paddock.protocol.episode import GetState, Reset, Step
 from paddock.protocol.messages import CancelMessage, CloseMessage, McpMessage, Single
 from paddock.protocol.resume import Verdict
 from paddock.server.rpc import SocketCaller, answer
-from paddock.sessions.session import LATER, Door, Session, StepAside, Work
+from paddock.sessions.session import LATER, Door, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paddock.server.service import Service
+    from paddock.sessions.work import StepAside, Work
 
 MOST_EARLY_FRAMES = 1024
 MOST_BEHIND = 1024

@@ -15,7 +15,8 @@ from paddock.protocol.codec import model_fields
 from paddock.protocol.episode import CallTool, GetState, ListTools, Request, Reset, Step
 from paddock.protocol.mcp import plain_result, tool_listing, tool_result, with_score
 from paddock.sessions.blueprint import Blueprint, call_tool_action, list_tools_action
-from paddock.sessions.session import Session, Work, count_step, is_done
+from paddock.sessions.session import Session
+from paddock.sessions.work import Work, count_step, is_done
 from paddock.tools import ToolReturn
 from paddock.types import State
 

@@ -15,7 +15,7 @@ from paddock.errors import CapacityReached, FactoryError, ServerDraining, Sessio
 from paddock.protocol.redact import redact
 from paddock.sessions.blueprint import Affinity, Blueprint
 from paddock.sessions.runner import Returns, Threads, awaited
-from paddock.sessions.session import Door, Session, SessionInfo, Work
+from paddock.sessions.session import Door, Session, SessionInfo
 from paddock.sessions.slots import LEASE, Count, Leases, LocalCount, Slots
 from paddock.telemetry.metrics import Metrics
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from paddock.config import Limits
+    from paddock.sessions.work import Work
 
 logger = logging.getLogger("paddock.sessions")
 REAP_EVERY = 1.0

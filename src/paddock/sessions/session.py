@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
 import uuid
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from paddock.errors import (
     EnvironmentFailure,
@@ -25,17 +24,16 @@ from paddock.errors import (
     StepCancelled,
     StepTimeout,
 )
-from paddock.protocol.codec import model_fields
-from paddock.protocol.episode import Episode, Phase, Step
+from paddock.protocol.episode import Episode, Phase
 from paddock.protocol.redact import redact
 from paddock.protocol.resume import ReplyLedger
-from paddock.sessions.blueprint import SLOW_CALL, Method, Where
-from paddock.sessions.runner import PATIENCE, Call, Job, Threads, awaited
+from paddock.sessions.blueprint import SLOW_CALL, Where
+from paddock.sessions.runner import Call, Threads, awaited
+from paddock.sessions.work import Attachment, SideDoor, StepAside, Work, is_done
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paddock.protocol.episode import Request
     from paddock.sessions.manager import SessionManager
 
 logger = logging.getLogger("paddock.sessions")
@@ -54,119 +52,6 @@ class Door(Enum):
     """Made by an MCP client's `initialize`."""
     HTTP = "http"
     """Handed out by `/reset` over HTTP."""
-
-
-class Attachment(Protocol):
-    """The connection that a session's answers go to."""
-
-    def send(self, frame: bytes) -> None: ...
-    def session_closed(self, error: PaddockError) -> None: ...
-    def replaced(self) -> None:
-        """The client returned to the session elsewhere: this connection was dead and did not know it."""
-
-
-class SideDoor(Attachment, Protocol):
-    """A connection that lets a thread answer past the loop."""
-
-    def answer_aside(self, work: StepAside) -> None:
-        """On the thread: answer what it has just carried out, if `work.claim()` says so."""
-
-    def answered_aside(self, work: StepAside) -> None:
-        """On the loop, some time later."""
-
-    def is_pressing(self) -> bool:
-        """On the thread: whether the client has sent more, so that the loop should hear of the answer at once."""
-
-
-class Work(Job):
-    """One request on its way through a session. `reply(work, answer)` is called exactly once."""
-
-    method: Method
-    argument: Any
-    after: Callable[[Session, Work, Any], Any]
-    timeout: float | None = None
-    deadline: float | None = None
-    started = 0.0
-    settled = False
-    expired = False
-    overdue = False
-    """Whether it counts as hung: on a thread, and past its deadline."""
-    task: asyncio.Task[Any] | None = None
-
-    def __init__(self, session: Session, request: Request, reply: Callable[[Work, Any], None], number: Any) -> None:
-        self.session = session
-        self.request = request
-        self.reply = reply
-        self.number = number
-
-    def call(self) -> Any:
-        return self.method.invoke(self.session.environment, self.argument)
-
-    def finish(self) -> None:
-        self.session.returned(self)
-
-    def claim(self) -> bool:
-        """Whoever claims it first answers it; nobody else does."""
-        first, self.settled = not self.settled, True
-        return first
-
-    def settle(self, answer: Any) -> None:
-        """Answer, unless that has happened. An error is an answer too."""
-        if self.claim():
-            self.session.forget_queued(self)
-            self.reply(self, answer)
-
-
-class StepAside(Work):
-    """A step on a thread that the thread itself answers. The loop hears of it when it has time, or somebody asks."""
-
-    number = None
-    is_answered = False
-    """Whether the thread did."""
-    unsent: bytes | None = None
-    """The answer, where the connection could not take it at once."""
-    ended = 0.0
-    done = False
-    _claiming = threading.Lock()
-
-    request = Step(None)
-    """Stands for all of them: the action comes past dispatch."""
-
-    def __init__(self, session: Session, action: Any, door: SideDoor, reply: Callable[[Work, Any], None]) -> None:
-        self.session = session
-        self.action = action
-        self.door = door
-        self.reply = reply
-
-    def run(self) -> None:
-        session = self.session
-        began = session.clock()
-        try:
-            self.value = value = session.environment.step(self.action)
-            self.ended = session.clock()
-            # The loop hears of a long one at once, and then is quicker to answer it with others of its kind.
-            if self.ended - began < PATIENCE and session.attachment is self.door:
-                self.done = is_done(value)
-                self.door.answer_aside(self)
-        except BaseException as error:
-            # It is explained on the loop. Neither SystemExit nor GeneratorExit is ours to obey.
-            self.error = error
-
-    def claim(self) -> bool:
-        with self._claiming:
-            first, self.settled = not self.settled, True
-        return first
-
-    def after(self, session: Session, _: Work, observation: Any) -> Any:
-        return count_step(session, self, observation)
-
-    def is_awaited(self) -> bool:
-        return (
-            not self.is_answered or self.unsent is not None or self.session.is_pressing() or self.door.is_pressing()
-        )
-
-    def finish(self) -> None:
-        self.session.stepped_aside(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,20 +455,6 @@ class Session:
         self._manager.ended(self)
         if not self.ended.done():
             self.ended.set_result(None)
-
-
-def count_step(session: Session, _: Work, observation: Any) -> Any:
-    """What follows every step that succeeded."""
-    session.episode.stepped(is_done(observation))
-    return observation
-
-
-def is_done(observation: Any) -> bool:
-    """Whether an observation, a model or a dict, ends its episode. Raises EnvironmentFailure if it is neither."""
-    try:
-        return bool(observation.done)
-    except AttributeError:
-        return bool(model_fields(observation).get("done"))
 
 
 def _outcome(task: asyncio.Task[Any]) -> tuple[Any, BaseException | None]:
