@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from paddock.sessions.runner import Call, Returns, Threads
+from paddock.sessions.jobs import Call, Returns
+from paddock.sessions.runner import Threads
 
 from .conftest import until
 

@@ -144,11 +144,12 @@ class Conversation:
         if self._answering:
             session.catch_up()
         if not self._answering and not self._backlog:
+            aside = self._send_aside is not None
+            if aside:
+                session.threads.expect()
             action = self._quick_step(raw)
             if action is not None:
-                if self._send_aside is not None and session.step_aside(
-                    action, self, self._answered, self.service.dispatch.step_timeout
-                ):
+                if aside and session.step_aside(action, self, self._answered, self.service.dispatch.step_timeout):
                     self._answering = True
                     return
                 answer = session.step_now(action)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from paddock.errors import CapacityReached, FactoryError, ServerDraining, SessionNotFound
 from paddock.protocol.redact import redact
 from paddock.sessions.blueprint import Affinity, Blueprint
-from paddock.sessions.runner import Returns, Threads, awaited
+from paddock.sessions.jobs import Returns, Runner, awaited
+from paddock.sessions.relay import OwnThread, Relay
+from paddock.sessions.runner import Threads
 from paddock.sessions.session import Door, Session, SessionInfo
 from paddock.sessions.slots import LEASE, Count, Leases, LocalCount, Slots
 from paddock.telemetry.metrics import Metrics
@@ -72,6 +74,7 @@ class SessionManager:
         self.loop = asyncio.get_running_loop()
         self.returns = Returns()
         self.threads = Threads(limits.threads, returns=self.returns)
+        self._relay = Relay(self.returns)
         self.metrics = Metrics()
         self.slots = Slots(count or LocalCount(limits.max_sessions), clock)
         self.running: set[Work] = set()
@@ -174,7 +177,7 @@ class SessionManager:
             return f"{self.host}-{uuid.uuid4()}"
         return f"{self.worker:02x}{str(uuid.uuid4())[2:]}"
 
-    async def build(self, threads: Threads, *, holds_slot: bool = False) -> Any:
+    async def build(self, threads: Runner, *, holds_slot: bool = False) -> Any:
         """A fresh environment, built on a thread. Raises FactoryError, and gives the caller's slot back then.
 
         A build that nobody waits for any more is closed when it is done, and only then is its slot free.
@@ -195,7 +198,7 @@ class SessionManager:
         self.builds_ok = True
         return environment
 
-    async def _clear_away(self, building: asyncio.Future[Any], threads: Threads, holds_slot: bool) -> None:
+    async def _clear_away(self, building: asyncio.Future[Any], threads: Runner, holds_slot: bool) -> None:
         try:
             await self.dispose(await building, threads)
         except Exception:
@@ -205,14 +208,14 @@ class SessionManager:
             if holds_slot:
                 self.slots.give_back()
 
-    async def invoke(self, threads: Threads, environment: Any, name: str, *arguments: Any) -> Any:
+    async def invoke(self, threads: Runner, environment: Any, name: str, *arguments: Any) -> Any:
         """Call a method that may be sync (then on a thread) or async."""
         method = getattr(environment, name)
         if inspect.iscoroutinefunction(method):
             return await awaited(method, *arguments)
         return await threads.call(lambda: method(*arguments))
 
-    async def dispose(self, environment: Any, threads: Threads) -> None:
+    async def dispose(self, environment: Any, threads: Runner) -> None:
         """Close an environment that belongs to no session."""
         if hasattr(environment, "close"):
             try:
@@ -269,14 +272,14 @@ class SessionManager:
 
     # -- called by sessions -----------------------------------------------------------------------
 
-    def threads_for_session(self) -> Threads:
+    def threads_for_session(self) -> Runner:
         if self._shared_thread is not None:
             return self._shared_thread
         if self.blueprint.affinity is Affinity.OWN:
-            return Threads(1, "paddock-own", self.returns)
+            return OwnThread(self._relay)
         return self.threads
 
-    def release_threads(self, threads: Threads) -> None:
+    def release_threads(self, threads: Runner) -> None:
         if threads is not self.threads and threads is not self._shared_thread:
             threads.close()
 

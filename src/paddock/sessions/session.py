@@ -28,12 +28,13 @@ from paddock.protocol.episode import Episode, Phase
 from paddock.protocol.redact import redact
 from paddock.protocol.resume import ReplyLedger
 from paddock.sessions.blueprint import SLOW_CALL, Where
-from paddock.sessions.runner import Call, Threads, awaited
+from paddock.sessions.jobs import Call, awaited
 from paddock.sessions.work import Attachment, SideDoor, StepAside, Work, is_done
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paddock.sessions.jobs import Runner
     from paddock.sessions.manager import SessionManager
 
 logger = logging.getLogger("paddock.sessions")
@@ -75,7 +76,7 @@ class Session:
         manager: SessionManager,
         environment: Any,
         door: Door,
-        threads: Threads,
+        threads: Runner,
         token: str | None = None,
         *,
         holds_slot: bool = True,
@@ -101,7 +102,7 @@ class Session:
         self._timings = manager.metrics.calls
         self._step = manager.blueprint.step
         self._step_timings = manager.metrics.calls["step"]
-        self._threads = threads
+        self.threads = threads
         self._current: Work | None = None
         self._waiting: deque[Work] = deque()
         self._beside: set[Work] = set()
@@ -187,7 +188,7 @@ class Session:
             work.deadline = now + timeout
         self._current = work
         self._manager.running.add(work)
-        self._threads.submit(work)
+        self.threads.submit(work)
         return True
 
     def stepped_aside(self, work: StepAside) -> None:
@@ -297,7 +298,7 @@ class Session:
             work.task = self._manager.loop.create_task(awaited(method.invoke, self.environment, work.argument))
             work.task.add_done_callback(lambda task: self._task_ended(work, task))
         else:
-            self._threads.submit(work)
+            self.threads.submit(work)
 
     def _task_ended(self, work: Work, task: asyncio.Task[Any]) -> None:
         work.value, work.error = _outcome(task)
@@ -365,7 +366,7 @@ class Session:
 
     async def invoke(self, name: str, *arguments: Any) -> Any:
         """Call another method of the environment, where its methods run."""
-        return await self._manager.invoke(self._threads, self.environment, name, *arguments)
+        return await self._manager.invoke(self.threads, self.environment, name, *arguments)
 
     # -- the connection ---------------------------------------------------------------------------
 
@@ -432,7 +433,7 @@ class Session:
 
     def force_close(self) -> None:
         """Close the environment although a call still hangs in it. Only when the server must end."""
-        self._threads = self._manager.threads
+        self.threads = self._manager.threads
         self._close_environment()
 
     def _close_environment(self) -> None:
@@ -446,12 +447,12 @@ class Session:
             task = self._manager.loop.create_task(awaited(close))
             task.add_done_callback(lambda done: self._environment_closed(*_outcome(done)))
         else:
-            self._threads.submit(Call(close, self._environment_closed))
+            self.threads.submit(Call(close, self._environment_closed))
 
     def _environment_closed(self, _: Any, error: BaseException | None) -> None:
         if error is not None:
             logger.error("close failed in session %s", self.id, exc_info=error)
-        self._manager.release_threads(self._threads)
+        self._manager.release_threads(self.threads)
         self._manager.ended(self)
         if not self.ended.done():
             self.ended.set_result(None)

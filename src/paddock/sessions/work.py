@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paddock.protocol.codec import model_fields
 from paddock.protocol.episode import Step
-from paddock.sessions.runner import PATIENCE, Job
+from paddock.sessions.jobs import PATIENCE, Job
 
 if TYPE_CHECKING:
     import asyncio
