@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,25 +109,39 @@ def test_an_openenv_folder_plays_its_episodes_on_our_server(counter: Any) -> Non
         assert tasks.body == {"num_tasks": 3}
 
 
-def test_the_whole_server_moves_to_the_interpreter_that_has_the_environment(counter: Any) -> None:
-    python = peer_python("openenv")
-    folder = counter.process.place
-    command = [sys.executable, "-m", "paddock", "serve", f"openenv:{folder}@{python}", "--port", "0", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+@contextmanager
+def moved(place: str) -> Iterator[tuple[str, list[bytes]]]:
+    """A server of an OpenEnv environment, its address and its command line, under the interpreter of the peer."""
+    target = f"openenv:{place}@{peer_python('openenv')}"
+    command = [sys.executable, "-m", "paddock", "serve", target, "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=SERVERS)
     try:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
-        words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
-        assert words[0].decode() == str(python)
-        assert words.count(f"openenv:{folder}".encode()) == 1
-        with SyncClient(url) as client:
-            client.reset()
-            assert client.step({"amount": 4}).observation["total"] == 4
-            with pytest.raises(InvalidMessage):
-                client.step({"amount": -1})
+        yield url, Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
     finally:
         process.terminate()
         process.communicate(timeout=20)
+
+
+def test_the_whole_server_moves_to_the_interpreter_that_has_the_environment(counter: Any) -> None:
+    folder = counter.process.place
+    with moved(folder) as (url, words), SyncClient(url) as client:
+        assert words[0].decode() == str(peer_python("openenv"))
+        assert words.count(f"openenv:{folder}".encode()) == 1
+        client.reset()
+        assert client.step({"amount": 4}).observation["total"] == 4
+        with pytest.raises(InvalidMessage):
+            client.step({"amount": -1})
+
+
+def test_a_class_with_tools_needs_no_app_to_name_its_actions() -> None:
+    with moved("openenv_kinds:Kinds") as (url, _), SyncClient(url) as client:
+        client.reset()
+        assert client.call_tool("listed") == [3, 1, 2]
+        called = client.step({"type": "call_tool", "tool_name": "ratio", "arguments": {"a": 1, "b": 2}})
+        assert called.observation["result"]["data"] == 0.5
+        assert client.step({"metadata": {}}).observation["metadata"] == {"took": "Action"}
 
 
 def test_an_interpreter_that_cannot_carry_a_server_is_left_alone() -> None:

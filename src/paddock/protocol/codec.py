@@ -107,7 +107,7 @@ def _jsonable(value: Any) -> Any:
         return dict(value.__dict__) if _is_plain(type(value)) else value.model_dump(mode="json", fallback=_jsonable)
     if hasattr(value, "tolist"):
         return value.tolist()
-    return to_jsonable_python(value)
+    return to_jsonable_python(value, by_alias=False)
 
 
 def _encode_odd(value: Any) -> bytes:
@@ -116,7 +116,7 @@ def _encode_odd(value: Any) -> bytes:
         try:
             return orjson.dumps(value, _jsonable, OPTIONS | orjson.OPT_NON_STR_KEYS)
         except TypeError:
-            plain = to_jsonable_python(value, fallback=_jsonable, inf_nan_mode="null")
+            plain = to_jsonable_python(value, by_alias=False, fallback=_jsonable, inf_nan_mode="null")
             return json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError, PydanticSerializationError) as error:
         raise _not_json(error) from error

@@ -6,6 +6,7 @@ Reads Paddock's and OpenEnv's class attributes alike, so an environment written 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import logging
 import threading
@@ -18,6 +19,7 @@ from pydantic import BaseModel, Discriminator, Tag, TypeAdapter
 from paddock.env import ToolEnvironment
 from paddock.errors import ConcurrencyConfigurationError, ConfigError, NotSupported
 from paddock.protocol.messages import Wire
+from paddock.sessions.inside import connect
 from paddock.types import Action, CallToolAction, EnvironmentMetadata, ListToolsAction, Observation, State
 
 if TYPE_CHECKING:
@@ -132,7 +134,8 @@ class Blueprint:
         self.step_timeout: float | None = getattr(cls, "step_timeout", None)
         self.tools: dict[str, ToolSpec] | None = cls.tools if issubclass(cls, ToolEnvironment) else None
         self.mcp_calls_are_steps = bool(getattr(cls, "mcp_calls_are_steps", False))
-        self.foreign_tool_actions = _foreign_tool_actions(self.action_type) if self.tools is None else None
+        self._has_server_inside = hasattr(cls, "mcp_session")
+        self.foreign_tool_actions = _foreign_tool_actions(cls, self.action_type) if self.tools is None else None
 
         plain = Where.INLINE if getattr(cls, "inline", False) else Where.THREAD
         self.reset = _reset_method(cls, plain)
@@ -145,11 +148,17 @@ class Blueprint:
             self.step_by_tool = Method("step", self.step.invoke, Where.BESIDE, self.step.accepts)
         self.wire = Wire(self.routed_action_type)
 
+    def build(self) -> Any:
+        """A new environment. Raises whatever its constructor does."""
+        environment = self.make()
+        return connect(environment) if self._has_server_inside else environment
+
     @property
     def routed_action_type(self) -> Any:
         """The action type of a step, where `type` picks between listing and calling tools if it may."""
         if self.foreign_tool_actions is not None:
-            return _routed(*self.foreign_tool_actions)
+            other = self.action_type if self.action_type.__name__ == "Action" else None
+            return _routed(*self.foreign_tool_actions, other)
         if self.action_type is Action:
             return _routed(ListToolsAction, CallToolAction, Action)
         if self.action_type in (CallToolAction, ListToolsAction):
@@ -341,12 +350,15 @@ def _annotated_state(cls: type) -> Any:
     return annotated if isinstance(annotated, type) and issubclass(annotated, BaseModel) else None
 
 
-def _foreign_tool_actions(action_type: Any) -> tuple[Any, Any] | None:
-    """OpenEnv's own two tool actions, where an environment takes one of them."""
+def _foreign_tool_actions(cls: type, action_type: Any) -> tuple[Any, Any] | None:
+    """OpenEnv's own two tool actions, where an environment takes one of them, or has tools and names no action."""
     module = inspect.getmodule(action_type)
     if action_type is CallToolAction or module is None or not module.__name__.startswith("openenv."):
         return None
-    if getattr(action_type, "__name__", "") not in ("CallToolAction", "ListToolsAction"):
+    name = getattr(action_type, "__name__", "")
+    if name == "Action" and hasattr(cls, "mcp_session"):
+        module = importlib.import_module("openenv.core.env_server.mcp_types")
+    elif name not in ("CallToolAction", "ListToolsAction"):
         return None
     return module.ListToolsAction, module.CallToolAction
 

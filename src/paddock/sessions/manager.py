@@ -182,7 +182,7 @@ class SessionManager:
 
         A build that nobody waits for any more is closed when it is done, and only then is its slot free.
         """
-        building = asyncio.ensure_future(threads.call(self.blueprint.make))
+        building = asyncio.ensure_future(threads.call(self.blueprint.build))
         self._builds.add(building)
         building.add_done_callback(self._builds.discard)
         try:

@@ -62,7 +62,7 @@ class Instance:
         self._closed = False
 
     async def build(self) -> None:
-        self._environment = await self._within("the constructor", self._on_thread(self._blueprint.make))
+        self._environment = await self._within("the constructor", self._on_thread(self._blueprint.build))
 
     async def reset(self, **arguments: Any) -> Any:
         return await self._call(self._blueprint.reset, self._blueprint.reset.pick(arguments))
