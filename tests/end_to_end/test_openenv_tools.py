@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .processes import free_port, openenv_command, serving
+from .processes import free_port, openenv_command, run_client, serving
 from .wire import Socket
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(120, func_only=True)]
@@ -72,3 +72,18 @@ def test_an_action_that_is_no_tool_call_reaches_the_environment(pair: list[Socke
     theirs, ours = (socket.ask({"type": "step", "data": {"metadata": {}}}) for socket in pair)
     assert ours == theirs
     assert ours["data"]["metadata"] == {"took": "Action"}
+
+
+def test_an_environment_asks_its_client_for_other_things(pair: list[Socket]) -> None:
+    theirs, ours = (socket.ask({"type": "step", "data": {"metadata": {"ask": True}}}) for socket in pair)
+    assert ours == theirs
+    assert ours["data"]["metadata"]["rules"] == "be kind"
+
+
+def test_a_server_with_a_life_of_its_own_keeps_its_client() -> None:
+    answers = run_client("both", "openenv_inside.py")
+    assert answers == {
+        "direct": {"simple": True, "lifespan": False, "middleware": False, "mounted": False, "strict": False},
+        "lived": ["began"],
+        "without": True,
+    }

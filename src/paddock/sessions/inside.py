@@ -7,6 +7,7 @@ which takes a quarter of the time. Tools that speak to their caller (a log line,
 
 from __future__ import annotations
 
+import inspect
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,9 +33,19 @@ def connect(environment: Any) -> Any:
         from fastmcp.utilities.json_schema_type import json_schema_to_type_adapter  # noqa: F401
     except ImportError:
         return environment
-    if type(client) is Client and isinstance(server, FastMCP) and hasattr(server, "call_tool"):
+    if type(client) is Client and isinstance(server, FastMCP) and _is_simple(server):
         environment.mcp_client = Inside(server, client)
     return environment
+
+
+def _is_simple(server: Any) -> bool:
+    """Whether a call finds all there is: nothing that begins with a connection, or stands between it and a tool."""
+    return (
+        getattr(getattr(server, "_lifespan", None), "__name__", "") == "default_lifespan"
+        and len(getattr(server, "providers", ())) == 1
+        and all(type(each).__module__.startswith("fastmcp.") for each in server.middleware)
+        and not getattr(server, "strict_input_validation", True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +65,28 @@ class Inside:
         self._server = server
         self._client = client
         self._plans: dict[str, Plan] = {}
+        self._through_client = self.__getattr__("call_tool")
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
+        """Whatever else it is asked for goes through the client, connected for as long as that takes."""
+        value = getattr(self._client, name)
+        if not inspect.iscoroutinefunction(value):
+            return value
+
+        async def connected(*arguments: Any, **options: Any) -> Any:
+            async with self._client:
+                return await value(*arguments, **options)
+
+        return connected
 
     async def __aenter__(self) -> Inside:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         return None
+
+    def is_connected(self) -> bool:
+        return True
 
     async def list_tools(self) -> list[Any]:
         return [tool.to_mcp_tool() for tool in await self._server.list_tools()]
@@ -73,7 +97,7 @@ class Inside:
 
         plan = self._plans.get(name) or await self._plan(name)
         if plan.needs_caller or options:
-            return await self._with_client(name, arguments, options)
+            return await self._through_client(name, arguments, **options)
         try:
             return _result(plan, await self._server.call_tool(name, arguments))
         except Exception as error:
@@ -82,11 +106,7 @@ class Inside:
                 raise ToolError(str(error)) from error
         logger.info("the tool %r speaks to its caller: it is called through a client from now on", name)
         self._plans[name] = Plan(needs_caller=True)
-        return await self._with_client(name, arguments, options)
-
-    async def _with_client(self, name: str, arguments: dict[str, Any] | None, options: dict[str, Any]) -> Any:
-        async with self._client as client:
-            return await client.call_tool(name, arguments, **options)
+        return await self._through_client(name, arguments)
 
     async def _plan(self, name: str) -> Plan:
         from fastmcp.utilities.json_schema_type import json_schema_to_type_adapter

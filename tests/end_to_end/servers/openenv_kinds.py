@@ -42,6 +42,7 @@ class Kinds(MCPEnvironment):
             server.tool(tool)
         for tool in (self.unique, self.picture, self.fails, self.leaves, self.slow, self.pick, self.speaks):
             server.tool(tool)
+        server.resource("data://rules")(lambda: "be kind")
         super().__init__(server)
         self._state = State(episode_id=str(uuid4()))
         self.spoken = 0
@@ -52,6 +53,23 @@ class Kinds(MCPEnvironment):
 
     def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         return Observation(metadata={"took": type(action).__name__})
+
+    async def step_async(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        """Asks its client for what OpenEnv does not, where the action says so."""
+        if not action.metadata.get("ask"):
+            return await super().step_async(action, timeout_s=timeout_s, **kwargs)
+        async with self.mcp_client as client:
+            rules = await client.read_resource("data://rules")
+            failed = await client.call_tool("fails", {}, raise_on_error=False)
+            return Observation(
+                metadata={
+                    "rules": rules[0].text,
+                    "failed": failed.is_error,
+                    "text": failed.content[0].text,
+                    "connected": client.is_connected(),
+                    "ping": await client.ping(),
+                }
+            )
 
     @property
     def state(self) -> State:
