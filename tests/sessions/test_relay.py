@@ -51,6 +51,7 @@ async def test_every_job_runs_on_its_own_thread() -> None:
 
 async def test_short_jobs_run_one_after_the_other() -> None:
     threads, inside, together = team(16), list[int](), 0
+    threads[0]._relay.pace.is_long = lambda: False  # type: ignore[method-assign]
 
     def work(number: int) -> None:
         nonlocal together
@@ -141,19 +142,58 @@ async def test_whatever_is_raised_comes_back(size: int) -> None:
 
 
 async def test_threads_end_when_closed_and_still_do_what_comes_late() -> None:
-    before = threading.active_count()
     threads = team(3)
-    assert threading.active_count() == before + 3
+    alive = await asyncio.gather(*(thread.call(threading.current_thread) for thread in threads))
+    assert len(set(alive)) == 3
     disband(threads)
-    await until(lambda: threading.active_count() == before)
-    assert await asyncio.wait_for(threads[0].call(lambda: "late"), 2) == "late"
-    await until(lambda: threading.active_count() == before)
+    await until(lambda: not any(thread.is_alive() for thread in alive))
+    late = await asyncio.wait_for(threads[0].call(threading.current_thread), 2)
+    await until(lambda: not late.is_alive())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_a_thread_that_cannot_be_started_is_told(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = team(size)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            await asyncio.wait_for(threads[0].call(lambda: 1), 2)
+    assert await asyncio.wait_for(threads[0].call(lambda: 1), 2) == 1
+    disband(threads)
+
+
+async def test_a_thread_that_finds_its_own_next_job_begins_that_alone() -> None:
+    threads, begun = team(3), list[int]()
+    relay = threads[0]._relay
+    for n, thread in enumerate(threads):
+        thread.begin = lambda _, n=n: begun.append(n)  # type: ignore[method-assign, misc]
+    relay._carrier = threads[0]
+    relay.waiting.extend((thread, job(lambda: None, [])) for thread in (threads[0], threads[1]))
+    relay.pass_on(threads[0])
+    assert begun == [0]
+    disband(threads)
+
+
+async def test_what_takes_long_to_build_can_still_be_quick_to_step() -> None:
+    relay = Relay(Returns())
+    for _ in range(40):
+        thread = OwnThread(relay)
+        await thread.call(lambda: time.sleep(0.002))
+        for _ in range(6):
+            await thread.call(lambda: None)
+        thread.close()
+    assert not relay.pace.is_long()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux scheduler")
 async def test_threads_are_courteous_after_some_jobs_but_not_while_an_environment_is_built() -> None:
     threads = team(1)
-    assert await threads[0].call(lambda: os.sched_getscheduler(0)) == os.SCHED_OTHER
+    for _ in range(2):
+        assert await threads[0].call(lambda: os.sched_getscheduler(0)) == os.SCHED_OTHER
     policies = {await threads[0].call(lambda: os.sched_getscheduler(0)) for _ in range(20)}
     assert os.SCHED_BATCH in policies
     disband(threads)

@@ -146,7 +146,7 @@ class Conversation:
         if not self._answering and not self._backlog:
             aside = self._send_aside is not None
             if aside:
-                session.threads.expect()
+                session.expect_step()
             action = self._quick_step(raw)
             if action is not None:
                 if aside and session.step_aside(action, self, self._answered, self.service.dispatch.step_timeout):

@@ -22,7 +22,7 @@ class Courtesy:
     """What all threads of a relay have agreed on."""
 
     def __init__(self) -> None:
-        self.is_on = sys.platform == "linux"
+        self.is_on = sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER
         self._delay = 0.0
         self._again = 0.0
 
@@ -41,7 +41,7 @@ class Courtesy:
     def is_observed_by(self, on: bool) -> bool:
         """Make the calling thread, whose state is `on`, do as agreed; its state from now on."""
         if on is not self.is_on and sys.platform == "linux":
-            # Processes inherit it. Most are started before an environment's first steps, and so before this.
+            # Processes inherit it. Most are started while an environment is built or reset, and so before this.
             with suppress(OSError):
                 policy = os.SCHED_BATCH if self.is_on else os.SCHED_OTHER
                 os.sched_setscheduler(0, policy, os.sched_param(0))

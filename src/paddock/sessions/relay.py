@@ -19,6 +19,8 @@ from typing import Final
 from paddock.sessions.courtesy import Courtesy
 from paddock.sessions.jobs import PATIENCE, WEIGHED_EVERY, Job, Returns, Runner, Turns
 
+FIRST_STEP = 2
+"""The number of a session's first step, after it was built and reset. Those two are not like the others."""
 WIDE_AWAKE = 16
 """For how many turns the loop does not rest, after it did so in vain."""
 
@@ -60,8 +62,9 @@ class Relay(Turns[tuple["OwnThread", Job]]):
 
     def begin_one(self) -> None:
         with suppress(IndexError):
-            self._carrier, job = self.waiting.popleft()
-            self._carrier.begin(job)
+            thread, job = self.waiting.popleft()
+            self._carrier = thread
+            thread.begin(job)
 
     def begin_all(self) -> None:
         while self.waiting:
@@ -78,29 +81,32 @@ class Relay(Turns[tuple["OwnThread", Job]]):
             self._awake -= 1
             return
         self._is_awaited = True
-        try:
-            self._finish.get(timeout=PATIENCE)
-        except Empty:
-            self._awake = WIDE_AWAKE
+        if self.waiting:
+            try:
+                self._finish.get(timeout=PATIENCE)
+            except Empty:
+                self._awake = WIDE_AWAKE
         self._is_awaited = False
 
     # -- on a thread ------------------------------------------------------------------------------
 
-    def pass_on(self, thread: OwnThread) -> None:
-        """`thread` has done its job. Another may carry on by now, if it was held up."""
-        while self._carrier is thread:
+    def pass_on(self, last: OwnThread) -> None:
+        """`last` has done its job. Another may carry on by now, if it was held up."""
+        while self._carrier is last:
             try:
-                self._carrier, job = self.waiting.popleft()
+                thread, job = self.waiting.popleft()
             except IndexError:
                 self._carrier = None
                 if self.waiting:
                     # It came while we stopped.
-                    self._carrier = thread
+                    self._carrier = last
                 elif self._is_awaited:
                     self._is_awaited = False
                     self._finish.put(None)
             else:
-                self._carrier.begin(job)
+                self._carrier = thread
+                thread.begin(job)
+                return
 
 
 class OwnThread(Runner):
@@ -111,9 +117,9 @@ class OwnThread(Runner):
         """When its last job did."""
         self._relay = relay
         self._inbox: SimpleQueue[Job | Message] = SimpleQueue()
+        self._is_up = False
         self._closed = False
         relay.size += 1
-        self._start()
 
     def expect(self) -> None:
         if self._relay.is_for_one():
@@ -127,31 +133,43 @@ class OwnThread(Runner):
 
     def begin(self, job: Job) -> None:
         self.began = monotonic()
+        try:
+            if not self._is_up:
+                self._start()
+        except RuntimeError as error:
+            job.error = error
+            self._relay.returns.put(job, late=True)
+            return
         self._inbox.put(job)
         if self._closed:
-            self._start()
-            self._inbox.put(GO_HOME)
+            self._go_home()
 
     def close(self) -> None:
-        self._closed = True
-        self._relay.size -= 1
-        self._inbox.put(GO_HOME)
+        if not self._closed:
+            self._closed = True
+            self._relay.size -= 1
+            self._go_home()
+
+    def _go_home(self) -> None:
+        if self._is_up:
+            self._is_up = False
+            self._inbox.put(GO_HOME)
 
     def _start(self) -> None:
         name = f"paddock-own-{next(self._relay.numbers)}"
         threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._is_up = True
 
     def _work(self) -> None:
         relay, done, courteous = self._relay, 0, False
         while (job := self._inbox.get()) is not GO_HOME:
             if job is GET_UP:
                 continue
-            if done % WEIGHED_EVERY:
+            if done % WEIGHED_EVERY != FIRST_STEP:
                 job.run()
             else:
-                if done:
-                    relay.courtesy.got_up(self.began)
-                    courteous = relay.courtesy.is_observed_by(courteous)
+                relay.courtesy.got_up(self.began)
+                courteous = relay.courtesy.is_observed_by(courteous)
                 relay.pace.weigh(job)
             relay.returns.put(job, late=monotonic() - self.began >= PATIENCE)
             done += 1

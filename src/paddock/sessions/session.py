@@ -191,6 +191,11 @@ class Session:
         self.threads.submit(work)
         return True
 
+    def expect_step(self) -> None:
+        """A request has arrived, most likely a step; it is still to be read."""
+        if self._current is None and self._step.where is Where.THREAD:
+            self.threads.expect()
+
     def stepped_aside(self, work: StepAside) -> None:
         """The loop hears of it."""
         if not work.is_answered:
@@ -433,6 +438,7 @@ class Session:
 
     def force_close(self) -> None:
         """Close the environment although a call still hangs in it. Only when the server must end."""
+        self._manager.release_threads(self.threads)
         self.threads = self._manager.threads
         self._close_environment()
 
