@@ -1,7 +1,8 @@
 """Tools of all kinds, in an environment written for OpenEnv: Paddock and OpenEnv answer the same."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,30 +35,41 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("slow", {"ways": "three"}),
     ("pick", {"of": ["a", "b"], "at": 1}),
     ("pick", {"of": [], "at": 1}),
-    ("speaks", {}),
-    ("speaks", {}),
+    ("wrong", {}),
+    ("empty", {}),
+    ("numeral", {}),
+    ("endless", {}),
     ("no_such_tool", {}),
 ]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Socket]]:
-    """One session on each server, OpenEnv's first."""
+@contextmanager
+def sessions(environment: str, folder: Path, *frameworks: str) -> Iterator[list[Socket]]:
+    """A session on a server of each framework."""
     with ExitStack() as stack:
         sockets = []
-        for framework in ("openenv", "paddock"):
-            port, log = free_port(), tmp_path_factory.mktemp("servers") / f"{framework}.log"
-            server = stack.enter_context(serving(framework, openenv_command(framework, "kinds", port), port, log))
-            socket = stack.enter_context(Socket(server.url))
-            socket.ask({"type": "reset", "data": {}})
-            sockets.append(socket)
+        for framework in frameworks:
+            port, log = free_port(), folder / f"{framework}.log"
+            command = openenv_command(framework, environment, port)
+            server = stack.enter_context(serving(framework, command, port, log))
+            sockets.append(stack.enter_context(Socket(server.url)))
+            sockets[-1].ask({"type": "reset", "data": {}})
         yield sockets
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Socket]]:
+    with sessions("kinds", tmp_path_factory.mktemp("servers"), "openenv", "paddock") as sockets:
+        yield sockets
+
+
+def call(socket: Socket, name: str, arguments: dict[str, Any]) -> Any:
+    return socket.ask({"type": "step", "data": {"type": "call_tool", "tool_name": name, "arguments": arguments}})
 
 
 @pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[f"{n}-{name}" for n, (name, _) in enumerate(CALLS)])
 def test_a_call_is_answered_alike(pair: list[Socket], name: str, arguments: dict[str, Any]) -> None:
-    step = {"type": "step", "data": {"type": "call_tool", "tool_name": name, "arguments": arguments}}
-    theirs, ours = (socket.ask(step) for socket in pair)
+    theirs, ours = (call(socket, name, arguments) for socket in pair)
     assert ours == theirs
     assert ours["type"] == "observation"
 
@@ -65,7 +77,7 @@ def test_a_call_is_answered_alike(pair: list[Socket], name: str, arguments: dict
 def test_tools_are_listed_alike(pair: list[Socket]) -> None:
     theirs, ours = (socket.ask({"type": "step", "data": {"type": "list_tools"}}) for socket in pair)
     assert ours == theirs
-    assert len(ours["data"]["observation"]["tools"]) == 15
+    assert len(ours["data"]["observation"]["tools"]) == 18
 
 
 def test_an_action_that_is_no_tool_call_reaches_the_environment(pair: list[Socket]) -> None:
@@ -87,3 +99,16 @@ def test_a_server_with_a_life_of_its_own_keeps_its_client() -> None:
         "lived": ["began"],
         "without": True,
     }
+
+
+def test_a_tool_that_speaks_to_its_caller_has_one(tmp_path: Path) -> None:
+    with sessions("speaking", tmp_path, "openenv", "paddock") as pair:
+        for name, arguments in [("speaks", {}), ("speaks", {}), ("text", {}), ("fails", {})]:
+            theirs, ours = (call(socket, name, arguments) for socket in pair)
+            assert ours == theirs
+
+
+def test_one_that_whispers_is_called_once_each_time_and_has_a_caller_from_then_on(tmp_path: Path) -> None:
+    with sessions("whispering", tmp_path, "paddock") as (socket,):
+        assert "session is not available" in call(socket, "whispers", {})["data"]["observation"]["error"]["message"]
+        assert call(socket, "whispers", {})["data"]["observation"]["result"]["data"] == 2

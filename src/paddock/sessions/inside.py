@@ -2,7 +2,8 @@
 
 OpenEnv's tool environments ask their FastMCP server through a client in the same process: every call becomes
 JSON-RPC, passes through the tasks of two sessions, and comes back the same way. The server itself can be asked,
-which takes a quarter of the time. Tools that speak to their caller (a log line, progress) keep the client.
+which takes a quarter of the time. An environment with a tool that speaks to its caller (a log line, progress, what it
+keeps for a session) keeps its client.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import inspect
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from pydantic_core import from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,22 +23,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("paddock.sessions")
 
 SPEAKING = frozenset({"Context", "CurrentContext", "get_context"})
-NO_CALLER = ("session is not available", "no session exists", "request context")
-"""How FastMCP says that a tool needs the caller that it does not have."""
+CALLER_MODULES = ("fastmcp.server.context", "fastmcp.server.dependencies")
+"""Where FastMCP finds out that a tool has no caller to speak to."""
+
+_speakers: WeakSet[type] = WeakSet()
+"""Environments whose tools turned out to speak, which no look at them had told."""
 
 
 def connect(environment: Any) -> Any:
     """Give an environment that has a FastMCP server the short way to it. Any other stays as it is."""
     client, server = getattr(environment, "mcp_client", None), getattr(environment, "mcp_server", None)
-    if client is None or server is None:
+    if client is None or server is None or type(environment) in _speakers:
         return environment
     try:
+        import jsonschema  # noqa: F401
         from fastmcp import Client, FastMCP
         from fastmcp.utilities.json_schema_type import json_schema_to_type_adapter  # noqa: F401
     except ImportError:
         return environment
-    if type(client) is Client and isinstance(server, FastMCP) and _is_simple(server):
-        environment.mcp_client = Inside(server, client)
+    own = type(client) is Client and getattr(client.transport, "server", None) is server
+    if own and isinstance(server, FastMCP) and _is_simple(server):
+        environment.mcp_client = Inside(type(environment), server, client)
     return environment
 
 
@@ -48,24 +57,17 @@ def _is_simple(server: Any) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How one tool is called."""
-
-    needs_caller: bool = False
-    is_wrapped: bool = False
-    adapter: Any = None
-    """What makes typed data of a structured result."""
-
-
 class Inside:
     """What OpenEnv uses of `fastmcp.Client`, on a server in this process. It is bound to no event loop."""
 
-    def __init__(self, server: Any, client: Any) -> None:
+    def __init__(self, owner: type, server: Any, client: Any) -> None:
+        self._owner = owner
         self._server = server
         self._client = client
-        self._plans: dict[str, Plan] = {}
-        self._through_client = self.__getattr__("call_tool")
+        self._is_direct: bool | None = None
+        """None until the tools have been looked at."""
+        self._entered = 0
+        self._readers: dict[str, Reader] = {}
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else it is asked for goes through the client, connected for as long as that takes."""
@@ -80,77 +82,135 @@ class Inside:
         return connected
 
     async def __aenter__(self) -> Inside:
+        if self._is_direct is None:
+            tools = await self._server.list_tools()
+            is_plain = len({tool.name for tool in tools}) == len(tools)
+            self._is_direct = is_plain and not any(_speaks(tool) for tool in tools)
+        if not self._is_direct:
+            await self._client.__aenter__()
+            self._entered += 1
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        return None
+    async def __aexit__(self, *exit_details: Any) -> None:
+        if self._entered:
+            self._entered -= 1
+            await self._client.__aexit__(*exit_details)
 
     def is_connected(self) -> bool:
         return True
 
-    async def list_tools(self) -> list[Any]:
+    async def list_tools(self, **options: Any) -> list[Any]:
+        if options or not self._is_direct:
+            tools: list[Any] = await self.__getattr__("list_tools")(**options)
+            return tools
         return [tool.to_mcp_tool() for tool in await self._server.list_tools()]
 
     async def call_tool(self, name: str, arguments: dict[str, Any] | None = None, **options: Any) -> Any:
-        """Raises ToolError, as the client does."""
+        """Raises ToolError or RuntimeError, as the client does."""
+        reader = self._readers.get(name) or await self._learn(name)
+        if options or not self._is_direct:
+            return await self.__getattr__("call_tool")(name, arguments, **options)
         from fastmcp.exceptions import ToolError
 
-        plan = self._plans.get(name) or await self._plan(name)
-        if plan.needs_caller or options:
-            return await self._through_client(name, arguments, **options)
         try:
-            return _result(plan, await self._server.call_tool(name, arguments))
+            done = await self._server.call_tool(name, arguments)
         except Exception as error:
             # An unknown tool, arguments that do not fit, or its own failure: the client says the same of all.
-            if not any(sign in str(error) for sign in NO_CALLER):
-                raise ToolError(str(error)) from error
-        logger.info("the tool %r speaks to its caller: it is called through a client from now on", name)
-        self._plans[name] = Plan(needs_caller=True)
-        return await self._through_client(name, arguments)
+            if _wanted_a_caller(error):
+                logger.warning("a tool of %s speaks to its caller: from now on it has one", self._owner.__name__)
+                _speakers.add(self._owner)
+                self._is_direct = False
+            raise ToolError(str(error)) from error
+        return reader.read(done)
 
-    async def _plan(self, name: str) -> Plan:
-        from fastmcp.utilities.json_schema_type import json_schema_to_type_adapter
-
+    async def _learn(self, name: str) -> Reader:
         tool = await self._server.get_tool(name)
         if tool is None:
-            return Plan()
-        if _speaks(getattr(tool, "fn", None)):
-            plan = Plan(needs_caller=True)
-        else:
-            schema = tool.output_schema
-            is_wrapped = bool(schema and schema.get("x-fastmcp-wrap-result"))
-            if is_wrapped:
-                schema = schema.get("properties", {}).get("result", schema)
-            plan = Plan(is_wrapped=is_wrapped, adapter=json_schema_to_type_adapter(schema) if schema else None)
-        self._plans[name] = plan
-        return plan
+            return Reader(name)
+        if self._is_direct and _speaks(tool):
+            self._is_direct = False
+        reader = self._readers[name] = Reader.of(name, tool.output_schema)
+        return reader
 
 
-def _result(plan: Plan, done: Any) -> Any:
-    """What FastMCP's client makes of a tool's result."""
-    from fastmcp.client.client import CallToolResult
-    from fastmcp.exceptions import ToolError
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What FastMCP's client makes of the results of one tool."""
 
-    if done.is_error:
-        raise ToolError(next((block.text for block in done.content if hasattr(block, "text")), "the tool failed"))
-    structured = done.structured_content
-    data = None
-    if structured:
-        data = structured.get("result") if plan.is_wrapped else structured
-        if plan.adapter is not None:
+    name: str
+    validator: Any = None
+    is_wrapped: bool = False
+    adapter: Any = None
+    """What makes typed data of a structured result."""
+
+    @classmethod
+    def of(cls, name: str, schema: Any) -> Reader:
+        if not schema:
+            return cls(name)
+        from fastmcp.utilities.json_schema_type import json_schema_to_type_adapter
+        from jsonschema.validators import validator_for
+
+        validator = validator_for(schema)(schema)
+        is_wrapped = bool(schema.get("x-fastmcp-wrap-result"))
+        inner = schema.get("properties", {}).get("result", schema) if is_wrapped else schema
+        return cls(name, validator, is_wrapped, json_schema_to_type_adapter(inner))
+
+    def read(self, done: Any) -> Any:
+        """Raises ToolError or RuntimeError."""
+        from fastmcp.client.client import CallToolResult
+        from fastmcp.exceptions import ToolError
+
+        if done.is_error:
+            raise ToolError(next((block.text for block in done.content if hasattr(block, "text")), "the tool failed"))
+        structured = from_json(to_json(done.structured_content, inf_nan_mode="null"))
+        self._check(structured)
+        data = structured.get("result") if structured and self.is_wrapped else structured or None
+        if structured and self.adapter is not None:
             try:
-                data = plan.adapter.validate_python(data)
+                data = self.adapter.validate_python(data)
             except ValueError:
                 data = None
-    return CallToolResult(content=done.content, structured_content=structured, meta=done.meta, data=data)
+        return CallToolResult(content=done.content, structured_content=structured, meta=done.meta, data=data)
+
+    def _check(self, structured: Any) -> None:
+        from jsonschema.exceptions import best_match
+
+        if self.validator is None:
+            return
+        if structured is None:
+            raise RuntimeError(f"Tool {self.name} has an output schema but did not return structured content")
+        wrong = best_match(self.validator.iter_errors(structured))
+        if wrong is not None:
+            raise RuntimeError(f"Invalid structured content returned by tool {self.name}: {wrong}")
 
 
-def _speaks(function: Any) -> bool:
+def _wanted_a_caller(error: BaseException) -> bool:
+    """Whether it was raised where FastMCP looks for the caller of a tool."""
+    seen: BaseException | None = error
+    while seen is not None:
+        trace = seen.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        if trace is not None and trace.tb_frame.f_globals.get("__name__") in CALLER_MODULES:
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _speaks(tool: Any) -> bool:
     """Whether a tool, or anything in its module, may speak to its caller. What is no plain function may."""
-    function = getattr(function, "__func__", function)
+    function = getattr(tool, "fn", None)
+    if function is None:
+        return True
+    function = inspect.unwrap(getattr(function, "__func__", function))
     if not hasattr(function, "__code__"):
         return True
-    return not SPEAKING.isdisjoint(function.__globals__) or not SPEAKING.isdisjoint(_names(function.__code__))
+    written = " ".join(str(annotation) for annotation in function.__annotations__.values())
+    return (
+        "Context" in written
+        or not SPEAKING.isdisjoint(function.__globals__)
+        or not SPEAKING.isdisjoint(_names(function.__code__))
+    )
 
 
 def _names(code: CodeType) -> Iterator[str]:

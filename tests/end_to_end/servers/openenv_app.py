@@ -1,6 +1,6 @@
 """Environments written for OpenEnv, served by the framework named on the command line.
 
-Usage: openenv_app.py {openenv,paddock} {counter,echo,tasks,kinds} PORT
+Usage: openenv_app.py {openenv,paddock} {counter,echo,tasks,kinds,speaking,whispering} PORT
 
 With `openenv` this is the oracle: what its answers look like is what the wire is.
 With `paddock` the same classes run on Paddock, the import of `create_app` being the only change.
@@ -118,10 +118,12 @@ def main(framework: str, name: str, port: int) -> None:
         from openenv.core.env_server import create_app
     else:
         from paddock import create_app
-    if name == "kinds":
-        from openenv_kinds import Kinds
+    if name in ("kinds", "speaking", "whispering"):
+        import openenv_kinds
 
-        app = create_app(Kinds, Action, Observation, env_name=name, max_concurrent_envs=4)
+        app = create_app(
+            getattr(openenv_kinds, name.capitalize()), Action, Observation, env_name=name, max_concurrent_envs=4
+        )
     elif name == "echo":
         app = create_app(Echo, CallToolAction, CallToolObservation, env_name=name, max_concurrent_envs=4)
     else:

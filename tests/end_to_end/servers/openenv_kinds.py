@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import uuid4
 
+import fastmcp
 from fastmcp import FastMCP
 from fastmcp.utilities.types import Image
 from openenv.core.env_server.mcp_environment import MCPEnvironment
@@ -40,7 +41,9 @@ class Kinds(MCPEnvironment):
             self.days,
         ):
             server.tool(tool)
-        for tool in (self.unique, self.picture, self.fails, self.leaves, self.slow, self.pick, self.speaks):
+        for tool in (self.unique, self.picture, self.fails, self.leaves, self.slow, self.pick):
+            server.tool(tool)
+        for tool in (self.wrong, self.empty, self.numeral, self.endless):
             server.tool(tool)
         server.resource("data://rules")(lambda: "be kind")
         super().__init__(server)
@@ -119,11 +122,42 @@ class Kinds(MCPEnvironment):
     def pick(self, of: list[str], at: int = 0) -> str:
         return of[at]
 
-    async def speaks(self) -> int:
-        """Needs whoever calls it, which no look at its module tells."""
+    def wrong(self) -> int:
+        return "abc"  # type: ignore[return-value]
+
+    def empty(self) -> str:
+        return None  # type: ignore[return-value]
+
+    def numeral(self) -> int:
+        return "4"  # type: ignore[return-value]
+
+    def endless(self) -> float:
+        return float("nan")
+
+
+class Speaking(Kinds):
+    """Some of its tools need whoever calls them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mcp_server.tool(self.speaks)
+
+    async def speaks(self, ctx: fastmcp.Context) -> int:
+        self.spoken += 1
+        await ctx.info("speaking")
+        return self.spoken
+
+
+class Whispering(Kinds):
+    """One of its tools does, which no look at it tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mcp_server.tool(self.whispers)
+
+    async def whispers(self) -> int:
         import fastmcp.server.dependencies as given
 
-        asked = getattr(given, "get_" + "context")()
-        await asked.info("speaking")
         self.spoken += 1
+        await getattr(given, "get_" + "context")().info("whispering")
         return self.spoken
