@@ -62,7 +62,7 @@ def test_a_create_whose_caller_left_is_ended_when_it_answers() -> None:
         await asyncio.wait([making])
         assert making.cancelled()
         deadline = asyncio.get_running_loop().time() + 5
-        while plane.running:
+        while plane.running or held.current().open:
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.01)
 

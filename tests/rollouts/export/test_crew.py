@@ -221,14 +221,16 @@ def test_readers_end_with_an_error_of_the_writer(folder: Path) -> None:
 
 
 SCRIPT = """
-import io, os, signal, sys
+import io, os, sys, time
 from pathlib import Path
 from paddock.rollouts.export.stream import export
 from paddock.rollouts.store import Store
 
 def wait():
     print(Path(f"/proc/self/task/{os.getpid()}/children").read_text().strip(), flush=True)
-    signal.pause()
+    # Not one long wait: a signal that comes right before it would be over when it begins.
+    while True:
+        time.sleep(0.05)
 
 with Store.open(sys.argv[1], read_only=True) as store:
     export(store, "trl", io.BytesIO(), progress=wait, readers=2)
