@@ -221,10 +221,13 @@ def test_readers_end_with_an_error_of_the_writer(folder: Path) -> None:
 
 
 SCRIPT = """
-import io, os, sys, time
+import io, os, signal, sys, time
 from pathlib import Path
 from paddock.rollouts.export.stream import export
 from paddock.rollouts.store import Store
+
+# Whoever starts the tests in the background may have left it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def wait():
     print(Path(f"/proc/self/task/{os.getpid()}/children").read_text().strip(), flush=True)
