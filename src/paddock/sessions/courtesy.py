@@ -12,10 +12,11 @@ import sys
 from contextlib import suppress
 from time import monotonic
 
+from paddock.sessions.jobs import SMOOTHING
+
 LATE = 0.0003
 """How long it may take on average, in seconds, from the call to the thread that runs."""
 TRY_AGAIN = 10.0
-SMOOTHING = 16
 
 
 class Courtesy:
@@ -38,9 +39,9 @@ class Courtesy:
             self.is_on = True
             self._delay = 0.0
 
-    def is_observed_by(self, on: bool) -> bool:
-        """Make the calling thread, whose state is `on`, do as agreed; its state from now on."""
-        if on is not self.is_on and sys.platform == "linux":
+    def follow(self, was_on: bool) -> bool:
+        """On a thread: do as agreed, if that has changed since `was_on`. Returns what it does from now on."""
+        if was_on is not self.is_on and sys.platform == "linux":
             # Processes inherit it. Most are started while an environment is built or reset, and so before this.
             with suppress(OSError):
                 policy = os.SCHED_BATCH if self.is_on else os.SCHED_OTHER

@@ -169,7 +169,7 @@ class OwnThread(Runner):
                 job.run()
             else:
                 relay.courtesy.got_up(self.began)
-                courteous = relay.courtesy.is_observed_by(courteous)
+                courteous = relay.courtesy.follow(courteous)
                 relay.pace.weigh(job)
             relay.returns.put(job, late=monotonic() - self.began >= PATIENCE)
             done += 1
