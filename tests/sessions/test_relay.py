@@ -97,7 +97,6 @@ async def test_no_result_is_lost_under_load() -> None:
     dice = random.Random(7)
     for turn in range(200):
         for thread in dice.sample(threads, dice.randint(1, 12)):
-            thread.expect()
             thread.submit(job(lambda n=sent: n, ended))  # type: ignore[misc]
             sent += 1
         if turn % 3:
@@ -113,18 +112,9 @@ async def test_no_result_is_lost_under_load() -> None:
 async def test_a_thread_alone_keeps_the_order() -> None:
     threads, ended = team(1), list[int]()
     for n in range(100):
-        threads[0].expect()
         threads[0].submit(job(lambda n=n: n, ended))  # type: ignore[misc]
     await until(lambda: len(ended) == 100)
     assert ended == list(range(100))
-    disband(threads)
-
-
-async def test_a_job_that_was_expected_need_not_come() -> None:
-    threads = team(1)
-    for _ in range(3):
-        threads[0].expect()
-    assert await threads[0].call(lambda: "later") == "later"
     disband(threads)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paddock.sessions.jobs import Call, Returns
+from paddock.sessions.jobs import HELD_SECONDS, PATIENCE, TOGETHER, Call, Job, Returns
 from paddock.sessions.runner import Threads
 
 from .conftest import until
@@ -182,4 +182,74 @@ async def test_what_nobody_waits_for_is_found_by_the_next_look() -> None:
     assert not ended
     returns.deliver()
     assert ended == [1]
+    threads.close()
+
+
+# -- answers that leave together ------------------------------------------------------------------
+
+
+class Answering(Job):
+    """Is answered by a thread, and notes when."""
+
+    def __init__(self, function: Callable[[], Any], sent: list[Any]) -> None:
+        self.call = function  # type: ignore[method-assign]
+        self._sent = sent
+
+    def send(self) -> None:
+        self._sent.append(self.value)
+
+    def is_awaited(self) -> bool:
+        return False
+
+    def finish(self) -> None:
+        pass
+
+
+async def test_the_answers_of_one_turn_leave_together_and_in_order() -> None:
+    threads, sent = Threads(4), list[Any]()
+    after_each = []
+    for number in range(5):
+        threads.submit(Answering(lambda n=number: after_each.append(len(sent)) or n, sent))  # type: ignore[misc]
+    await until(lambda: len(sent) == 5)
+    assert sent == list(range(5))
+    assert after_each == [0] * 5
+    threads.close()
+
+
+async def test_no_more_than_some_answers_wait_for_each_other() -> None:
+    threads, sent = Threads(1), list[Any]()
+    most_held = []
+    for number in range(3 * TOGETHER):
+        threads.submit(Answering(lambda n=number: most_held.append(n - len(sent)), sent))  # type: ignore[misc]
+    await until(lambda: len(sent) == 3 * TOGETHER)
+    assert max(most_held) < TOGETHER
+    threads.close()
+
+
+async def test_an_answer_does_not_wait_for_slow_ones() -> None:
+    threads, sent = Threads(1), list[Any]()
+    held = []
+
+    def slow() -> None:
+        held.append(len(sent))
+        time.sleep(2 * HELD_SECONDS)
+
+    for _ in range(4):
+        threads.submit(Answering(slow, sent))
+    await until(lambda: len(sent) == 4)
+    assert held == [0, 1, 2, 3]
+    threads.close()
+
+
+@pytest.mark.parametrize("limit", [1, 4])
+async def test_an_answer_leaves_although_the_next_job_hangs(limit: int) -> None:
+    threads, sent, release = Threads(limit), list[Any](), threading.Event()
+    began = time.monotonic()
+    threads.submit(Answering(lambda: "quick", sent))
+    threads.submit(Answering(lambda: release.wait(20), sent))
+    await until(lambda: sent)
+    assert sent == ["quick"]
+    assert time.monotonic() - began < 1 + PATIENCE
+    release.set()
+    await until(lambda: len(sent) == 2)
     threads.close()

@@ -20,6 +20,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from paddock.errors import PaddockError
 from paddock.server.access import check_access
 from paddock.server.aside import SideWriter
+from paddock.server.line import SocketLine
 from paddock.server.sockets import converse
 from paddock.server.ws import Hello, greeting
 from paddock.sessions.blueprint import Where
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
     from picows import WSFrame, WSTransport
 
+    from paddock.server.outbox import Outbox
     from paddock.server.service import Service
+    from paddock.sessions.loan import Line
 
 PATHS = ("/ws", "/mcp")
 READ_BUFFER = 2048
@@ -53,14 +56,19 @@ class FastSocket(WSListener):
         self.service = service
         self.conversation = converse(service, self, hello)
         self.transport: WSTransport
+        self._outbox: Outbox
         self.send_aside: Callable[[bytes], bool] | None = None
         self._side: SideWriter | None = None
         self._limit = service.config.limits.message_bytes
         self._parts: list[bytes] = []
         self._parts_are_text = True
         self._size = 0
-        self._heard = True
+        self.heard = True
         """Whether anything came since the last look; cheaper than taking the time of every frame."""
+        self.is_full = False
+        self._line: SocketLine | None = None
+        self._has_read_all = False
+        """Whether the frame that is dealt with was the last of what came."""
         self._seen = 0.0
         self._pinged: float | None = None
         self._said_goodbye = False
@@ -73,28 +81,36 @@ class FastSocket(WSListener):
         if self._said_goodbye:
             return
         if self._side is None:
-            self.transport.send(TEXT, frame)
+            self._outbox.put(self.transport, frame)
         else:
             self._side.write(self.transport.send, TEXT, frame)
+
+    @property
+    def line(self) -> Line | None:
+        return self._line if self._has_read_all and not self._said_goodbye else None
 
     def close(self, code: int, reason: str = "") -> None:
         if not self._said_goodbye:
             self._said_goodbye = True
             self._write(self.transport.send_close, WSCloseCode(code), reason.encode()[:120])
+            self._end_aside()
             asyncio.get_running_loop().call_later(1.0, self.transport.disconnect)
 
     # -- WSListener -------------------------------------------------------------------------------
 
     def on_ws_connected(self, transport: WSTransport) -> None:
-        self.transport = transport
+        self.transport, below = transport, transport.underlying_transport
+        self.service.start()
+        self._outbox = self.service.outbox
         self.service.sockets.add(self)
-        if self.service.blueprint.step.where is Where.THREAD and SideWriter.fits(transport.underlying_transport):
-            self._side = SideWriter(transport.underlying_transport)
+        if self.service.blueprint.step.where is Where.THREAD and SideWriter.fits(below):
+            self._side = SideWriter(below)
             self.send_aside = self._side.send
+            self._line = SocketLine(self, below, self._limit)
         self.conversation.begin()
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
-        self._heard = True
+        self.heard = True
         kind = frame.msg_type
         try:
             if kind == CLOSE:
@@ -105,6 +121,7 @@ class FastSocket(WSListener):
                 # picows goes on reading after a close, also what it has just refused as too big.
                 return
             elif kind == TEXT and frame.fin and not self._parts:
+                self._has_read_all = frame.tail_size == 0
                 self.conversation.receive(frame.get_payload_as_bytes())
             elif kind == PING:
                 self._write(transport.send_pong, frame.get_payload_as_bytes())
@@ -116,24 +133,26 @@ class FastSocket(WSListener):
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self.service.sockets.discard(self)
-        if self._side is not None:
-            self._side.close()
+        self._end_aside()
         self.conversation.lost(clean=self._client_left)
 
     def pause_writing(self) -> None:
         """The client does not read its answers: take no more requests until it does."""
+        self.is_full = True
         self.transport.underlying_transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self.transport.underlying_transport.resume_reading()
+        self.is_full = False
+        if self._line is None or not self._line.is_lent:
+            self.transport.underlying_transport.resume_reading()
 
     # -- keeping it alive -------------------------------------------------------------------------
 
     def look_after(self, now: float) -> None:
         """Ping a silent client; drop one that does not answer."""
         limits = self.service.config.limits
-        if self._heard:
-            self._heard, self._seen, self._pinged = False, now, None
+        if self.heard:
+            self.heard, self._seen, self._pinged = False, now, None
         elif self._pinged is None and now - self._seen >= limits.ping_interval:
             self._pinged = now
             self._write(self.transport.send_ping, b"")
@@ -146,13 +165,20 @@ class FastSocket(WSListener):
         if self._client_left:
             code = frame.get_close_code()
             self._write(self.transport.send_close, WSCloseCode.OK if code == WSCloseCode.NO_INFO else code)
+        self._end_aside()
         self.transport.disconnect()
 
     def _write(self, write: Callable[..., object], *arguments: Any) -> None:
         if self._side is None:
+            self._outbox.empty()
             write(*arguments)
         else:
             self._side.write(write, *arguments)
+
+    def _end_aside(self) -> None:
+        """Threads have nothing more to say here: the last frame is written, or the socket is gone."""
+        if self._side is not None:
+            self._side.close()
 
     def _assemble(self, kind: WSMsgType, frame: WSFrame) -> None:
         """A fragment, or a binary message: text is put together, binary is refused but read to its end."""

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paddock.errors import PaddockError
+from paddock.server.outbox import Outbox
 from paddock.sessions.dispatch import Dispatch
 from paddock.sessions.manager import SessionManager
 
@@ -53,6 +54,7 @@ class Service:
         """Set before the start where this server is one of several machines: what its session tokens begin with."""
         self.peers: Peers | None = None
         self.sockets: set[Watched] = set()
+        self.outbox: Outbox
         self.stopping = False
         self._manager: SessionManager | None = None
         self._metadata: EnvironmentMetadata | None = None
@@ -84,6 +86,7 @@ class Service:
         )
         if colleagues is not None:
             self._manager.ask_others_for_room = colleagues.ask_for_room
+        self.outbox = Outbox()
         self._tick()
 
     async def stop(self, grace: float | None = None) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paddock.server.service import Service
+    from paddock.sessions.loan import Line
 
 
 def converse(service: Service, socket: Socket, hello: Hello) -> Conversation | McpConversation | VectorConversation:
@@ -28,6 +29,7 @@ class AsgiSocket:
     """A `Socket` whose frames are written by a task, because ASGI's `send` has to be awaited."""
 
     send_aside: Callable[[bytes], bool] | None = None
+    line: Line | None = None
 
     def __init__(self) -> None:
         self.outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

@@ -21,6 +21,7 @@ from paddock.protocol import jsonrpc, messages
 from paddock.protocol.episode import GetState, Reset, Step
 from paddock.protocol.messages import CancelMessage, CloseMessage, McpMessage, Single
 from paddock.protocol.resume import Verdict
+from paddock.server.line import whole_text
 from paddock.server.rpc import SocketCaller, answer
 from paddock.sessions.session import LATER, Door, Session
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paddock.server.service import Service
+    from paddock.sessions.loan import Line
     from paddock.sessions.work import StepAside, Work
 
 MOST_EARLY_FRAMES = 1024
@@ -62,6 +64,10 @@ class Socket(Protocol):
 
     send_aside: Callable[[bytes], bool] | None
     """Send from any thread, past the loop; False if only the loop can. None where no socket of this kind can."""
+
+    @property
+    def line(self) -> Line | None:
+        """Set where a thread may read as well, and nothing is left of what was read so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,8 @@ class Conversation:
         self._quick_step = service.blueprint.wire.quick_step
         self._parse = service.blueprint.wire.parse
         self._submit = service.dispatch.submit
-        self._early: list[bytes] = []
+        self.timeout = service.dispatch.step_timeout
+        self._early: deque[bytes] = deque()
         self._answering = False
         self._backlog: deque[Single | Refused] = deque()
         self._opening: asyncio.Task[None] | None = None
@@ -144,18 +151,15 @@ class Conversation:
         if self._answering:
             session.catch_up()
         if not self._answering and not self._backlog:
-            aside = self._send_aside is not None
-            if aside:
-                session.expect_step()
             action = self._quick_step(raw)
             if action is not None:
-                if aside and session.step_aside(action, self, self._answered, self.service.dispatch.step_timeout):
+                if self._send_aside is not None and session.step_aside(action, self):
                     self._answering = True
                     return
                 answer = session.step_now(action)
                 if answer is LATER:
                     self._answering = True
-                    self._submit(session, Step(action), self._answered)
+                    self._submit(session, Step(action), self.answered)
                 else:
                     self.send(write_step(answer))
                 return
@@ -203,16 +207,26 @@ class Conversation:
 
     # -- what a thread calls, and the loop later ---------------------------------------------------
 
-    def answer_aside(self, work: StepAside) -> None:
-        frame = write_step(work.value)
-        if self._send_aside is not None and work.claim():
-            work.unsent, work.is_answered = frame, True
-            if self._send_aside(frame):
-                work.unsent = None
+    @property
+    def line(self) -> Line | None:
+        return None if self._early else self.socket.line
+
+    def read_aside(self, data: bytes) -> Any:
+        raw = whole_text(data)
+        return None if raw is None else self._quick_step(raw)
+
+    def write_aside(self, work: StepAside) -> bytes:
+        return write_step(work.value)
+
+    def send_aside(self, frame: bytes) -> bool:
+        return self._send_aside is not None and self._send_aside(frame)
 
     def answered_aside(self, work: StepAside) -> None:
         if work.unsent is not None and (attachment := work.session.attachment) is not None:
             attachment.send(work.unsent)
+        self.rest()
+
+    def rest(self) -> None:
         self._answering = False
         if self._backlog:
             asyncio.get_running_loop().call_soon(self._go_on)
@@ -232,9 +246,8 @@ class Conversation:
             return
         session.attach(self)
         self.session = session
-        early, self._early = self._early, []
-        for raw in early:
-            self.receive(raw)
+        while self._early:
+            self.receive(self._early.popleft())
 
     async def _find_or_make(self) -> Session:
         manager, hello = self.service.manager, self.hello
@@ -304,7 +317,7 @@ class Conversation:
         request = request_in(message)
         if request is not None:
             self._answering = True
-            self._submit(session, request, self._answered, number=number, timeout=message.timeout_s)
+            self._submit(session, request, self.answered, number=number, timeout=message.timeout_s)
         elif isinstance(message, McpMessage):
             self._answering = True
             self._calling = self.service.spawn(self._answer_mcp(session, message))
@@ -314,7 +327,7 @@ class Conversation:
         else:
             self._close()
 
-    def _answered(self, work: Work, answer: Any) -> None:
+    def answered(self, work: Work, answer: Any) -> None:
         """Keep the answer if the request was numbered, and send it to whoever is attached by now."""
         session, number = work.session, work.number
         frame = write_answer(work, answer)
@@ -323,9 +336,7 @@ class Conversation:
         attachment = session.attachment
         if attachment is not None:
             attachment.send(frame)
-        self._answering = False
-        if self._backlog:
-            asyncio.get_running_loop().call_soon(self._go_on)
+        self.rest()
 
     def _receive_behind(self, message: Single | Refused) -> None:
         """Only leaving and giving up do not wait for their turn."""

@@ -19,6 +19,10 @@ WAITS = 0.0002
 """Jobs that compute and wait for less run one after the other: another thread would only wait for the lock."""
 PATIENCE = 0.005
 """How long they wait for the one before them to end."""
+TOGETHER = 16
+HELD_SECONDS = 0.001
+"""How many answers leave together, and for how long their jobs may have run. Each answer wakes a client, and a client
+that wakes wants a core that the next step needs."""
 WEIGHED_EVERY = 16
 SMOOTHING = 16
 
@@ -35,11 +39,22 @@ async def awaited(function: Callable[..., Any], *arguments: Any) -> Any:
         raise EnvironmentFailure(f"{type(error).__name__}: {error}", error_type=type(error).__name__) from error
 
 
+def call_on(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """From a thread: have the loop call it soon, unless it has ended."""
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
 class Job:
     """Something for a thread to do: `run` there, then `finish` on the loop."""
 
     value: Any = None
     error: BaseException | None = None
+    lasts = False
+    """Whether it takes as long as it takes, whatever others of its kind do."""
 
     def call(self) -> Any:
         raise NotImplementedError
@@ -54,8 +69,11 @@ class Job:
             # An environment may raise SystemExit or GeneratorExit; neither is ours to obey.
             self.error = error
 
+    def send(self) -> None:
+        """After `run`, on any thread: answer whoever waits for it, where that can be done without the loop."""
+
     def is_awaited(self) -> bool:
-        """Whether the loop must hear of the end at once. Asked on the thread, after the end."""
+        """Whether the loop must hear of the end at once. Asked after `send`."""
         return True
 
 
@@ -71,26 +89,49 @@ class Call(Job):
 
 
 class Returns:
-    """Jobs that have ended, on their way back to the loop. One wake-up carries all since the last."""
+    """Jobs that have ended, on their way back to the loop. Answers leave together, one wake-up carries all."""
 
     def __init__(self) -> None:
+        self._held: deque[Job] = deque()
+        self._held_since = 0.0
         self._ended: deque[Job] = deque()
         self._waking = False
         self._loop = asyncio.get_running_loop()
+
+    def hold(self, job: Job, began: float, *, more: bool) -> bool:
+        """From a thread, after `run`. With `more` to come, its answer waits for theirs; False if it does not."""
+        self._held.append(job)
+        now = monotonic()
+        if len(self._held) == 1:
+            self._held_since = began
+        if not more or len(self._held) >= TOGETHER or now - self._held_since > HELD_SECONDS:
+            self.release(late=now - began >= PATIENCE)
+            return False
+        return True
+
+    def is_holding(self) -> bool:
+        return bool(self._held)
+
+    def release(self, *, late: bool = False) -> None:
+        """From anywhere: send the answers that are held."""
+        while self._held:
+            try:
+                job = self._held.popleft()
+            except IndexError:
+                return
+            job.send()
+            self.put(job, late=late)
 
     def put(self, job: Job, *, late: bool) -> None:
         """From a thread. What nobody waits for is found by the next `deliver`."""
         self._ended.append(job)
         if (late or job.is_awaited()) and not self._waking:
             self._waking = True
-            try:
-                self._loop.call_soon_threadsafe(self.deliver)
-            except RuntimeError:
-                if not self._loop.is_closed():
-                    raise
+            call_on(self._loop, self.deliver)
 
     def deliver(self) -> None:
         """Finish what has ended so far."""
+        self.release()
         # The flag falls before the queue is emptied, so a job that ends meanwhile wakes us again.
         self._waking = False
         while self._ended:
@@ -100,12 +141,12 @@ class Returns:
 class Runner(ABC):
     """Where the jobs of a session are done."""
 
+    can_spare_one: bool
+    """Whether a job that lasts keeps no others waiting."""
+
     @abstractmethod
     def submit(self, job: Job) -> None:
         """On the loop. Threads hear of it at the end of the loop's turn, together with all others of that turn."""
-
-    def expect(self) -> None:  # noqa: B027 (a pool has no use for it)
-        """On the loop: a job is about to come. A thread may wake up for it already."""
 
     @abstractmethod
     def close(self) -> None:
@@ -138,6 +179,9 @@ class Pace:
 
     def weigh(self, job: Job) -> None:
         """Run it, and see."""
+        if job.lasts:
+            job.run()
+            return
         began, computed = monotonic(), thread_time()
         job.run()
         computed, took = thread_time() - computed, monotonic() - began
@@ -147,11 +191,11 @@ class Pace:
 class Turns(ABC, Generic[WaitingT]):
     """Begins the jobs of one turn of the loop at its end: all at once, or one that the others follow."""
 
-    def __init__(self, *, looks: bool = True) -> None:
+    def __init__(self, returns: Returns) -> None:
+        self.returns = returns
         self.waiting: deque[WaitingT] = deque()
         self.pace = Pace()
         self._loop = asyncio.get_running_loop()
-        self._looks = looks
         self._handing_out = False
         self._looking = False
 
@@ -171,6 +215,11 @@ class Turns(ABC, Generic[WaitingT]):
     @abstractmethod
     def begin_all(self) -> None: ...
 
+    def hand_in(self, job: Job, began: float, *, more: bool) -> None:
+        """On a thread that has run it. What is held must not wait for a job that hangs: somebody has to look."""
+        if self.returns.hold(job, began, more=more) and not self._looking:
+            call_on(self._loop, self._look_later)
+
     def _hand_out(self) -> None:
         self._handing_out = False
         if self.pace.is_long():
@@ -180,13 +229,14 @@ class Turns(ABC, Generic[WaitingT]):
         self._look_later()
 
     def _look_later(self) -> None:
-        if self._looks and self.waiting and not self._looking:
+        if (self.waiting or self.returns.is_holding()) and not self._looking:
             self._looking = True
             self._loop.call_later(PATIENCE, self._look)
 
     def _look(self) -> None:
-        """What waits behind a job that turns out long goes to other threads."""
+        """What waits behind a job that turns out long goes to other threads, and what has ended before it leaves."""
         self._looking = False
+        self.returns.release()
         if self.waiting and not self._handing_out and self.is_held_up():
             self.begin_all()
         self._look_later()

@@ -15,6 +15,7 @@ from paddock.errors import CapacityReached, FactoryError, ServerDraining, Sessio
 from paddock.protocol.redact import redact
 from paddock.sessions.blueprint import Affinity, Blueprint
 from paddock.sessions.jobs import Returns, Runner, awaited
+from paddock.sessions.loan import Loan
 from paddock.sessions.relay import OwnThread, Relay
 from paddock.sessions.runner import Threads
 from paddock.sessions.session import Door, Session, SessionInfo
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from paddock.config import Limits
-    from paddock.sessions.work import Work
+    from paddock.sessions.work import StepAside, Work
 
 logger = logging.getLogger("paddock.sessions")
 REAP_EVERY = 1.0
@@ -73,6 +74,7 @@ class SessionManager:
         self.leases = Leases()
         self.loop = asyncio.get_running_loop()
         self.returns = Returns()
+        self.loan: Loan | None = None
         self.threads = Threads(limits.threads, returns=self.returns)
         self._relay = Relay(self.returns)
         self.metrics = Metrics()
@@ -119,6 +121,7 @@ class SessionManager:
         environment = await self.build(threads, holds_slot=True)
         session = Session(self, environment, door, threads, token)
         self._sessions[session.token] = session
+        self.call_home()
         self.metrics.sessions_opened += 1
         logger.info("session %s opened (%s)", session.id, door.value)
         if self.is_draining():
@@ -279,6 +282,23 @@ class SessionManager:
             return OwnThread(self._relay)
         return self.threads
 
+    def lend(self, step: StepAside) -> Loan | None:
+        """The only session that there is, lent to its thread from this step on; None if it stays here."""
+        line = step.door.line if len(self._sessions) == 1 and step.session.threads.can_spare_one else None
+        if line is None or self.loan is not None or self.is_draining():
+            return None
+        line.lend()
+        self.loan = Loan(step.session, step, line, self._loan_ended)
+        return self.loan
+
+    def _loan_ended(self) -> None:
+        self.loan = None
+
+    def call_home(self) -> None:
+        """Have everything back that is lent."""
+        if self.loan is not None:
+            self.loan.call_home()
+
     def release_threads(self, threads: Runner) -> None:
         if threads is not self.threads and threads is not self._shared_thread:
             threads.close()
@@ -305,6 +325,8 @@ class SessionManager:
         """Look after everything that has a deadline. Called about ten times a second."""
         self.returns.deliver()
         now = self.clock()
+        if self.loan is not None and self.loan.is_overdue(now):
+            self.loan.call_home()
         for work in [*self.running, *self.queued]:
             if work.deadline is not None and now >= work.deadline and not work.expired:
                 work.session.expire(work)
@@ -324,6 +346,7 @@ class SessionManager:
     async def drain(self, grace: float) -> None:
         """Refuse newcomers, let running requests finish within `grace`, then close every session."""
         self._draining = True
+        self.call_home()
         self.slots.turn_away(ServerDraining("the server is shutting down"))
         deadline = self.clock() + grace
         while (self.running or self._builds or self._tasks) and self.clock() < deadline:
@@ -347,12 +370,11 @@ class SessionManager:
     # -- looking ----------------------------------------------------------------------------------
 
     def statistics(self) -> Statistics:
-        self.returns.deliver()
         return Statistics(
             sessions=len(self._sessions),
             capacity=self.slots.capacity,
             waiting=self.slots.waiting,
-            running=len(self.running),
+            running=sum(1 for work in [*self.running] if not work.is_answered),
             hung=self.metrics.hung_calls,
             threads=self.threads.count,
             draining=self._draining,

@@ -2,8 +2,7 @@
 
 Only one thread at a time holds the interpreter's lock. Where jobs are short and compute, threads that are
 all awake at once wake up in vain, and each time for longer than a step takes. So they run as a relay: whoever
-has done its job wakes the next one and goes to sleep, and the loop rests until the last has come in. A thread
-that is alone is woken as soon as a request for it arrives, so that it gets up while the loop reads that.
+has done its job wakes the next one and goes to sleep, and the loop rests until the last has come in.
 """
 
 from __future__ import annotations
@@ -26,11 +25,9 @@ WIDE_AWAKE = 16
 
 
 class Message(Enum):
-    GET_UP = "get up"
     GO_HOME = "go home"
 
 
-GET_UP: Final = Message.GET_UP
 GO_HOME: Final = Message.GO_HOME
 
 
@@ -38,8 +35,7 @@ class Relay(Turns[tuple["OwnThread", Job]]):
     """The threads of all sessions that have one of their own."""
 
     def __init__(self, returns: Returns) -> None:
-        super().__init__()
-        self.returns = returns
+        super().__init__(returns)
         self.numbers = itertools.count()
         self.size = 0
         self._carrier: OwnThread | None = None
@@ -90,6 +86,9 @@ class Relay(Turns[tuple["OwnThread", Job]]):
 
     # -- on a thread ------------------------------------------------------------------------------
 
+    def goes_on_after(self, thread: OwnThread) -> bool:
+        return self._carrier is thread and bool(self.waiting)
+
     def pass_on(self, last: OwnThread) -> None:
         """`last` has done its job. Another may carry on by now, if it was held up."""
         while self._carrier is last:
@@ -112,6 +111,8 @@ class Relay(Turns[tuple["OwnThread", Job]]):
 class OwnThread(Runner):
     """One session's thread, and nobody else's."""
 
+    can_spare_one = True
+
     def __init__(self, relay: Relay) -> None:
         self.began = 0.0
         """When its last job did."""
@@ -120,10 +121,6 @@ class OwnThread(Runner):
         self._is_up = False
         self._closed = False
         relay.size += 1
-
-    def expect(self) -> None:
-        if self._relay.is_for_one():
-            self._inbox.put(GET_UP)
 
     def submit(self, job: Job) -> None:
         if self._relay.is_for_one():
@@ -163,15 +160,13 @@ class OwnThread(Runner):
     def _work(self) -> None:
         relay, done, courteous = self._relay, 0, False
         while (job := self._inbox.get()) is not GO_HOME:
-            if job is GET_UP:
-                continue
             if done % WEIGHED_EVERY != FIRST_STEP:
                 job.run()
             else:
                 relay.courtesy.got_up(self.began)
                 courteous = relay.courtesy.follow(courteous)
                 relay.pace.weigh(job)
-            relay.returns.put(job, late=monotonic() - self.began >= PATIENCE)
+            relay.hand_in(job, self.began, more=relay.goes_on_after(self))
             done += 1
             del job
             relay.pass_on(self)

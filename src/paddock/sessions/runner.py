@@ -23,10 +23,10 @@ class Threads(Turns[Job], Runner):
     """A pool of daemon threads bound to one event loop."""
 
     def __init__(self, limit: int, name: str = "paddock", returns: Returns | None = None) -> None:
-        super().__init__(looks=limit > 1)
+        super().__init__(returns or Returns())
         self.limit = limit
+        self.can_spare_one = limit > 1
         self._name = name
-        self._returns = returns or Returns()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._count = 0
@@ -100,7 +100,7 @@ class Threads(Turns[Job], Runner):
             else:
                 self.pace.weigh(job)
             del self._began[number]
-            self._returns.put(job, late=monotonic() - began >= PATIENCE)
+            self.hand_in(job, began, more=bool(self.waiting))
             done += 1
             del job
             if self._count > self.limit and not self.waiting:

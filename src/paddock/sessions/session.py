@@ -32,8 +32,6 @@ from paddock.sessions.jobs import Call, awaited
 from paddock.sessions.work import Attachment, SideDoor, StepAside, Work, is_done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from paddock.sessions.jobs import Runner
     from paddock.sessions.manager import SessionManager
 
@@ -128,6 +126,7 @@ class Session:
 
     def submit(self, work: Work) -> None:
         """Carry out `work` now, or after what is already under way."""
+        self.call_home()
         if work.method.where is Where.BESIDE and not self.closed:
             self._beside.add(work)
             self._start(work)
@@ -174,40 +173,47 @@ class Session:
             method.was_slow(seconds, self._step_timings.count, now)
         return answer
 
-    def step_aside(
-        self, action: Any, door: SideDoor, reply: Callable[[Work, Any], None], timeout: float | None
-    ) -> bool:
+    def step_aside(self, action: Any, door: SideDoor) -> bool:
         """Carry out a step on a thread that answers through `door`; False if it has to go the common way."""
-        method = self._step
-        if method.where is not Where.THREAD or self._current is not None or self.closed:
+        if self._step.where is not Where.THREAD or self._current is not None or self.closed:
             return False
-        work = StepAside(self, action, door, reply)
-        work.method = method
-        work.started = now = self.clock()
-        if timeout is not None:
-            work.deadline = now + timeout
-        self._current = work
-        self._manager.running.add(work)
-        self.threads.submit(work)
+        work = self.begin_step(action, door)
+        self.threads.submit(self._manager.lend(work) or work)
         return True
 
-    def expect_step(self) -> None:
-        """A request has arrived, most likely a step; it is still to be read."""
-        if self._current is None and self._step.where is Where.THREAD:
-            self.threads.expect()
+    def begin_step(self, action: Any, door: SideDoor) -> StepAside:
+        """On whatever has the session: the loop, or the thread that it is lent to."""
+        work = StepAside(self, action, door)
+        work.method = self._step
+        work.started = now = self.clock()
+        if door.timeout is not None:
+            work.deadline = now + door.timeout
+        self._current = work
+        self._manager.running.add(work)
+        return work
+
+    def stepped(self, work: StepAside) -> None:
+        """Where it was begun: a thread has answered it."""
+        self._manager.running.discard(work)
+        self._current = None
+        self.last_active = work.ended
+        self._step_timings.observe(work.ended - work.started)
+        self.episode.stepped(work.done)
 
     def stepped_aside(self, work: StepAside) -> None:
         """The loop hears of it."""
         if not work.is_answered:
             self.returned(work)
             return
-        self._manager.running.discard(work)
-        self._current = None
-        self.last_active = work.ended
-        self._step_timings.observe(work.ended - work.started)
-        self.episode.stepped(work.done)
+        self.stepped(work)
         work.door.answered_aside(work)
         self._go_on()
+
+    def call_home(self) -> None:
+        """Have the session back, if it is lent to a thread."""
+        loan = self._manager.loan
+        if loan is not None and loan.session is self:
+            loan.call_home()
 
     def catch_up(self) -> None:
         """Hear of what threads have ended meanwhile."""
@@ -240,7 +246,10 @@ class Session:
 
     def expire(self, work: Work) -> None:
         """The deadline of a running request has passed."""
+        self.call_home()
         work.expired = True
+        if work not in self._manager.running and work not in self._waiting:
+            return
         if work in self._waiting:
             self._waiting.remove(work)
             work.settle(StepTimeout(f"{work.method.name} had to wait longer than its deadline for its turn"))
@@ -371,11 +380,13 @@ class Session:
 
     async def invoke(self, name: str, *arguments: Any) -> Any:
         """Call another method of the environment, where its methods run."""
+        self.call_home()
         return await self._manager.invoke(self.threads, self.environment, name, *arguments)
 
     # -- the connection ---------------------------------------------------------------------------
 
     def attach(self, attachment: Attachment) -> None:
+        self.call_home()
         before, self.attachment = self.attachment, attachment
         if before is not None and before is not attachment:
             before.replaced()
@@ -384,6 +395,7 @@ class Session:
 
     def detach(self, attachment: Attachment, *, dropped: bool) -> None:
         """The connection is gone; `dropped` if it did not say goodbye."""
+        self.call_home()
         if self.attachment is attachment:
             self.attachment = None
             self.last_active = self._manager.clock()
@@ -418,6 +430,7 @@ class Session:
 
     def close(self, reason: str) -> None:
         """End the session. Running work is cancelled, waiting work refused, the environment closed."""
+        self.call_home()
         self.catch_up()
         if self.closed:
             return

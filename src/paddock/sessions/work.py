@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paddock.errors import PaddockError
     from paddock.protocol.episode import Request
     from paddock.sessions.blueprint import Method
+    from paddock.sessions.loan import Line
     from paddock.sessions.session import Session
 
 
@@ -31,11 +32,30 @@ class Attachment(Protocol):
 class SideDoor(Attachment, Protocol):
     """A connection that lets a thread answer past the loop."""
 
-    def answer_aside(self, work: StepAside) -> None:
-        """On the thread: answer what it has just carried out, if `work.claim()` says so."""
+    timeout: float | None
+    """How long a step may take."""
+
+    @property
+    def line(self) -> Line | None:
+        """Set where a thread may read the connection as well."""
+
+    def read_aside(self, data: bytes) -> Any:
+        """On the thread: the action, if these bytes are one plain step and nothing else; None if not."""
+
+    def write_aside(self, work: StepAside) -> bytes:
+        """On the thread: the answer to what it has just carried out."""
+
+    def send_aside(self, frame: bytes) -> bool:
+        """On any thread. False if only the loop can."""
 
     def answered_aside(self, work: StepAside) -> None:
-        """On the loop, some time later."""
+        """On the loop, some time after a thread has answered."""
+
+    def answered(self, work: Work, answer: Any) -> None:
+        """On the loop: answer what no thread has."""
+
+    def rest(self) -> None:
+        """On the loop, which has the connection back: nothing is carried out for it now."""
 
     def is_pressing(self) -> bool:
         """On the thread: whether the client has sent more, so that the loop should hear of the answer at once."""
@@ -55,6 +75,8 @@ class Work(Job):
     overdue = False
     """Whether it counts as hung: on a thread, and past its deadline."""
     task: asyncio.Task[Any] | None = None
+    is_answered = False
+    """Whether a thread has answered it, so that the loop only has to hear of it."""
 
     def __init__(self, session: Session, request: Request, reply: Callable[[Work, Any], None], number: Any) -> None:
         self.session = session
@@ -84,10 +106,8 @@ class StepAside(Work):
     """A step on a thread that the thread itself answers. The loop hears of it when it has time, or somebody asks."""
 
     number = None
-    is_answered = False
-    """Whether the thread did."""
     unsent: bytes | None = None
-    """The answer, where the connection could not take it at once."""
+    """The answer, until it is sent."""
     ended = 0.0
     done = False
     _claiming = threading.Lock()
@@ -95,11 +115,11 @@ class StepAside(Work):
     request = Step(None)
     """Stands for all of them: the action comes past dispatch."""
 
-    def __init__(self, session: Session, action: Any, door: SideDoor, reply: Callable[[Work, Any], None]) -> None:
+    def __init__(self, session: Session, action: Any, door: SideDoor) -> None:
         self.session = session
         self.action = action
         self.door = door
-        self.reply = reply
+        self.reply = door.answered
 
     def run(self) -> None:
         session = self.session
@@ -110,10 +130,16 @@ class StepAside(Work):
             # The loop hears of a long one at once, and then is quicker to answer it with others of its kind.
             if self.ended - began < PATIENCE and session.attachment is self.door:
                 self.done = is_done(value)
-                self.door.answer_aside(self)
+                self.unsent = self.door.write_aside(self)
         except BaseException as error:
             # It is explained on the loop. Neither SystemExit nor GeneratorExit is ours to obey.
             self.error = error
+
+    def send(self) -> None:
+        if self.unsent is not None and self.claim():
+            self.is_answered = True
+            if self.door.send_aside(self.unsent):
+                self.unsent = None
 
     def claim(self) -> bool:
         with self._claiming:
