@@ -32,7 +32,14 @@ class Wire:
 
 @pytest.fixture
 async def outbox() -> Outbox:
-    return Outbox()
+    return Outbox(["one", "another"])
+
+
+@pytest.mark.anyio
+async def test_the_only_connection_waits_for_nobody() -> None:
+    wire, outbox = Wire(), Outbox(["one"])
+    outbox.put(wire, b"1")  # type: ignore[arg-type]
+    assert wire.sent == [b"1"]
 
 
 @pytest.mark.anyio

@@ -16,6 +16,8 @@ from picows import WSMsgType
 from paddock.sessions.jobs import HELD_SECONDS, TOGETHER
 
 if TYPE_CHECKING:
+    from collections.abc import Sized
+
     from picows import WSTransport
 
 TEXT = WSMsgType.TEXT
@@ -23,9 +25,10 @@ logger = logging.getLogger("paddock.server")
 
 
 class Outbox:
-    """One server's. Used on its loop only."""
+    """One server's, for its connections. Used on its loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, connections: Sized) -> None:
+        self._connections = connections
         self._frames: list[tuple[WSTransport, bytes]] = []
         self._since = 0.0
         self._loop = asyncio.get_running_loop()
@@ -33,6 +36,9 @@ class Outbox:
     def put(self, transport: WSTransport, frame: bytes) -> None:
         """Send it, at the end of this turn at the latest."""
         frames = self._frames
+        if len(self._connections) == 1 and not frames:
+            transport.send(TEXT, frame)
+            return
         frames.append((transport, frame))
         if len(frames) == 1:
             self._since = monotonic()

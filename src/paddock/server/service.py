@@ -86,7 +86,7 @@ class Service:
         )
         if colleagues is not None:
             self._manager.ask_others_for_room = colleagues.ask_for_room
-        self.outbox = Outbox()
+        self.outbox = Outbox(self.sockets)
         self._tick()
 
     async def stop(self, grace: float | None = None) -> None:
