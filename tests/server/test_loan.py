@@ -378,6 +378,26 @@ def test_a_message_over_the_limit_is_refused_as_ever(serve_fast: Serve) -> None:
     assert ws.close_code() == 1009
 
 
+class Slow(Adder):
+    """Takes its time to be built."""
+
+    def __init__(self) -> None:
+        time.sleep(0.3)
+        super().__init__()
+
+
+def test_the_rest_of_a_frame_is_never_taken_for_a_whole_one(serve_fast: Serve, lives: list[Watched]) -> None:
+    ws = serve_fast(Slow).raw()
+    inside = b"junk" + frame(STEP.format(100))
+    ws.send(STEP.format(1))
+    ws.tcp.sendall(bytes([0x81, 0x80 | len(inside)]) + bytes(4) + inside[:4])
+    assert total(ws.answer()) == 1
+    ws.tcp.sendall(inside[4:])
+    assert ws.close_code() == 1007
+    [life] = lives
+    assert life.steps == 1
+
+
 # -- frames ---------------------------------------------------------------------------------------
 
 

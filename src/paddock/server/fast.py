@@ -68,7 +68,7 @@ class FastSocket(WSListener):
         self.is_full = False
         self._line: SocketLine | None = None
         self._has_read_all = False
-        """Whether the frame that is dealt with was the last of what came."""
+        """Whether a frame is being dealt with that was the last of what came."""
         self._seen = 0.0
         self._pinged: float | None = None
         self._said_goodbye = False
@@ -123,6 +123,7 @@ class FastSocket(WSListener):
             elif kind == TEXT and frame.fin and not self._parts:
                 self._has_read_all = frame.tail_size == 0
                 self.conversation.receive(frame.get_payload_as_bytes())
+                self._has_read_all = False
             elif kind == PING:
                 self._write(transport.send_pong, frame.get_payload_as_bytes())
             elif kind != PONG:
