@@ -209,7 +209,7 @@ class Conversation:
 
     @property
     def line(self) -> Line | None:
-        return None if self._early else self.socket.line
+        return self.socket.line
 
     def read_aside(self, data: bytes) -> Any:
         raw = whole_text(data)
