@@ -151,6 +151,15 @@ async def killing_a_job_ends_its_group(subject: Subject) -> None:
     require((await run(subject.shared, gone, AT_ONCE)).exit_code == 0, "what an ended command left behind still runs")
 
 
+@check("a command can be signalled from the moment it was started", needs=[it_runs_a_command])
+async def a_job_is_killed_as_soon_as_it_began(subject: Subject) -> None:
+    for number in [signal.SIGKILL, signal.SIGTERM] * 10:
+        job = await subject.shared.start(Command(["sleep", "1000"]))
+        await job.kill(number)
+        done = await job.wait(AT_ONCE)
+        require(done.exit_code == 128 + number, f"got {done}")
+
+
 @check("kill the command at its deadline", needs=[it_runs_a_command])
 async def a_timeout_ends_the_command(subject: Subject) -> None:
     began = perf_counter()

@@ -147,12 +147,7 @@ class Supervisor:
         last: bool,
         guarded: list[str],
     ) -> Any:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                self.become(given, argv, cwd, env)
-            finally:
-                os._exit(127)
+        pid = self.fork(given, argv, cwd, env)
         self.jobs[pid] = number
         if last:
             self.last, self.guarded = pid, guarded
@@ -160,7 +155,26 @@ class Supervisor:
             self.look_at = time.monotonic() + LOOK_CLOSELY
         return str(pid), None
 
-    def become(self, given: list[int], argv: list[str], cwd: str, env: dict[str, str]) -> None:
+    def fork(self, given: list[int], argv: list[str], cwd: str, env: dict[str, str]) -> int:
+        """The new process, when it can be signalled: before, it has no group, and our own handlers."""
+        waiting, held = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(held)
+            os.close(waiting)
+            raise
+        if pid == 0:
+            try:
+                self.become(given, held, argv, cwd, env)
+            finally:
+                os._exit(127)
+        os.close(held)
+        os.read(waiting, 1)
+        os.close(waiting)
+        return pid
+
+    def become(self, given: list[int], held: int, argv: list[str], cwd: str, env: dict[str, str]) -> None:
         """In the new process: turn into the command, or say on its standard error why that is impossible."""
         os.setsid()
         stdin, stdout, stderr = given if len(given) == 3 else [os.open(os.devnull, os.O_RDONLY), *given]
@@ -169,6 +183,7 @@ class Supervisor:
         _signal.set_wakeup_fd(-1)
         for ignored in (_signal.SIGCHLD, _signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGTERM):
             _signal.signal(ignored, _signal.SIG_DFL)
+        os.close(held)
         if not self.alone:
             libc.prctl(PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
         self.ready()
