@@ -12,6 +12,7 @@ import pytest
 
 from paddock.errors import TaskError
 from paddock.fleet.instance.browser import PROGRAMS
+from paddock.fleet.models import Instance
 from paddock.fleet.plane import InstanceWish, Plane
 from paddock.fleet.run import as_task, enough, read_task, read_tasks, run_tasks
 from paddock.rollouts.batch import BatchResult
@@ -188,7 +189,18 @@ def test_cancelling_ends_everything_at_once(plane: PlaneProcess, store: Store) -
     assert plane.alive() == []
 
 
-def test_cancelling_while_instances_are_made_leaves_none(plane: PlaneProcess, store: Store) -> None:
+@pytest.mark.parametrize("late", [0.0, 0.3], ids=["at once", "on its way"])
+def test_cancelling_while_instances_are_made_leaves_none(
+    plane: PlaneProcess, store: Store, monkeypatch: pytest.MonkeyPatch, late: float
+) -> None:
+    create = Plane._create_once
+
+    async def create_later(*arguments: Any) -> Instance:
+        await asyncio.sleep(late)
+        return await create(*arguments)
+
+    monkeypatch.setattr(Plane, "_create_once", create_later)
+
     async def cancelled() -> None:
         tasks = [note_task(f"x{number}") for number in range(4)]
         work = asyncio.create_task(ran(plane, store, tasks, {"turns": [DONE]}, batch_id="b-early"))

@@ -110,15 +110,20 @@ def _finished(task: asyncio.Task[None]) -> None:
         logger.warning("cleaning up: %s", error)
 
 
+async def finished() -> None:
+    """Wait for what ends by itself on this loop."""
+    loop = asyncio.get_running_loop()
+    ours = [task for task in _finishing if task.get_loop() is loop and task is not asyncio.current_task()]
+    if ours:
+        await asyncio.wait(ours)
+
+
 async def close_all() -> None:
     """End every instance this process opened and did not close."""
     from paddock.fleet.errors import FleetError
     from paddock.fleet.plane import Plane
 
-    loop = asyncio.get_running_loop()
-    ours = [task for task in _finishing if task.get_loop() is loop and task is not asyncio.current_task()]
-    if ours:
-        await asyncio.wait(ours)
+    await finished()
     left, planes = _leases.take()
     ends: list[Coroutine[Any, Any, Any]] = [Plane(address).delete(instance_id) for address, instance_id in left]
     ends += [Plane(address).delete_run(_leases.run_id) for address in planes]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import TaskError
+from paddock.fleet import leases
 from paddock.fleet.errors import FleetError
 from paddock.fleet.plane import Plane
 from paddock.fleet.scene import FleetScene
@@ -173,6 +174,8 @@ async def sweep(plane: PlaneAddress, run_id: str) -> None:
     try:
         async with asyncio.timeout(SWEEP_SECONDS):
             await Plane(plane).delete_run(run_id)
+            # A create that the plane had not begun yet makes an instance all the same, and ends it then.
+            await leases.finished()
     except (FleetError, TimeoutError) as error:
         logger.warning("what may be left of run %s could not be ended: %s", run_id, str(error) or "no answer")
 
