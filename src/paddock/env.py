@@ -2,8 +2,8 @@
 
 Methods may be plain or `async`. Everything OpenEnv puts on an environment class keeps its name and
 meaning here: `SUPPORTS_CONCURRENT_SESSIONS`, `REQUIRES_SINGLE_THREAD_EXECUTOR`, `reset_async`,
-`step_async`, `close`, `get_metadata`, `transform`, `rubric`, and the task methods `list_splits`,
-`list_tasks`, `num_tasks`, `get_task`, `get_task_range`.
+`step_async`, `close`, `get_metadata`, `transform` and `rubric` with what applies them (`rubric.py`), and
+the task methods `list_splits`, `list_tasks`, `num_tasks`, `get_task`, `get_task_range`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, get
 from paddock.errors import ConfigError, EnvironmentFailure, ToolFailure, ToolNotFound
 from paddock.protocol.mcp import tool_info, tool_result
 from paddock.protocol.redact import redact
+from paddock.rubric import Rubrics
 from paddock.tools import ToolReturn, ToolSpec, collect_tools, tool
 from paddock.types import (
     Action,
@@ -40,7 +41,7 @@ ObservationT = TypeVar("ObservationT", bound=Observation)
 StateT = TypeVar("StateT", bound=State)
 
 
-class Environment(Generic[ActionT, ObservationT, StateT]):
+class Environment(Rubrics, Generic[ActionT, ObservationT, StateT]):
     """An environment with typed actions: `class Counter(Environment[Add, Total, State])`."""
 
     concurrent_sessions: ClassVar[bool] = False
@@ -50,6 +51,8 @@ class Environment(Generic[ActionT, ObservationT, StateT]):
     inline: ClassVar[bool] = False
     """Declare reset, step and state cheap (well under a millisecond): they run without a thread.
     A class that turns out slow is moved to threads, with a warning."""
+    thread_affine: ClassVar[bool] = False
+    """Whether all calls of an instance must run on one thread, as those of a SQLite connection do."""
     step_timeout: ClassVar[float | None] = None
     """Seconds a call may take; None leaves it to the server's `--step-timeout`."""
 
@@ -120,7 +123,7 @@ class ToolEnvironment(Environment[Action, Observation, State]):
         super().__init_subclass__(**keywords)
         cls.tools = collect_tools(cls)
         cls.action_type = CallToolAction
-        if cls.inline and any(spec.is_async for spec in cls.tools.values()):
+        if cls.inline and cls.has_async_tools():
             raise ConfigError(f"{cls.__name__} is inline but has async tools", hint="drop inline = True")
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Observation:
@@ -149,14 +152,14 @@ class ToolEnvironment(Environment[Action, Observation, State]):
         spec, keywords = self._bind(name, arguments)
         if spec.is_async:
             raise ToolFailure(f"tool {name!r} is async: use call_tool_async", tool_name=name)
-        return _guard(spec, self, keywords)
+        return _run(spec, self, keywords)
 
     async def call_tool_async(self, name: str, arguments: dict[str, Any]) -> Any:
         """Call any tool. Plain ones run on a thread, for they may block."""
         spec, keywords = self._bind(name, arguments)
         if spec.is_async:
-            return await _guard_async(spec, self, keywords)
-        return await asyncio.to_thread(_guard, spec, self, keywords)
+            return await _run_async(spec, self, keywords)
+        return await asyncio.to_thread(_run, spec, self, keywords)
 
     @classmethod
     def has_async_tools(cls) -> bool:
@@ -184,19 +187,21 @@ class ToolEnvironment(Environment[Action, Observation, State]):
         return CallToolObservation(tool_name=action.tool_name, error=info)
 
 
-def _guard(spec: ToolSpec, environment: ToolEnvironment, keywords: dict[str, Any]) -> Any:
+def _run(spec: ToolSpec, environment: ToolEnvironment, keywords: dict[str, Any]) -> Any:
     try:
         return spec.function(environment, **keywords)
-    except ToolFailure:
+    except ToolFailure as error:
+        error.message = redact(error.message)
         raise
     except Exception as error:
         raise _failed(spec, error) from error
 
 
-async def _guard_async(spec: ToolSpec, environment: ToolEnvironment, keywords: dict[str, Any]) -> Any:
+async def _run_async(spec: ToolSpec, environment: ToolEnvironment, keywords: dict[str, Any]) -> Any:
     try:
         return await spec.function(environment, **keywords)
-    except ToolFailure:
+    except ToolFailure as error:
+        error.message = redact(error.message)
         raise
     except Exception as error:
         raise _failed(spec, error) from error

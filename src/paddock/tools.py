@@ -142,7 +142,8 @@ class ToolSpec:
                 f"{'.'.join(map(str, p['loc'])) or 'arguments'}: {p['msg']}" for p in error.errors(include_url=False)
             ]
             raise InvalidToolArguments(f"{self.name}: {'; '.join(problems)}", tool_name=self.name) from None
-        return {self._names[field]: getattr(checked, field) for field in checked.__pydantic_fields_set__}
+        given = checked.__dict__
+        return {self._names[field]: given[field] for field in checked.__pydantic_fields_set__}
 
 
 def collect_tools(cls: type) -> dict[str, ToolSpec]:
