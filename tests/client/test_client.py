@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import Field
 
@@ -24,11 +25,16 @@ from paddock.errors import (
     EnvironmentFailure,
     EpisodeLost,
     InvalidMessage,
+    InvalidToolArguments,
     MessageTooBig,
     QueueTimeout,
+    ServerError,
     SessionBusy,
+    SessionClosed,
+    SessionError,
     StepTimeout,
     ToolFailure,
+    ToolNotFound,
 )
 from running import Serve
 
@@ -64,9 +70,14 @@ async def test_the_wrong_type_is_a_clear_error(serve: Serve) -> None:
     class Other(Observation):
         colour: str
 
-    async with Client(serve(Adder).url, observation=Other) as env:
-        with pytest.raises(InvalidMessage, match="Other"):
+    class OtherState(State):
+        colour: str
+
+    async with Client(serve(Adder).url, observation=Other, state=OtherState) as env:
+        with pytest.raises(InvalidMessage, match="observation does not fit Other"):
             await env.reset()
+        with pytest.raises(InvalidMessage, match="state does not fit OtherState: colour"):
+            await env.state()
 
 
 class Fetch(Action):
@@ -127,6 +138,68 @@ async def test_a_tool_that_fails_raises(serve: Serve, transport: str) -> None:
         assert await env.call_tool("look") == {"count": 0}
 
 
+async def test_a_session_that_takes_no_call_is_not_the_tool_failing(serve: Serve, lives: list[Watched]) -> None:
+    async with Client(serve(Kit, step_timeout=0.2).url) as env:
+        with pytest.raises(EnvironmentFailure):
+            await env.call_tool("pause", seconds=20)
+        with pytest.raises(SessionError):
+            await env.call_tool("look")
+        lives[0].release.set()
+
+
+class Answers:
+    """A transport that answers every call with one JSON-RPC error."""
+
+    def __init__(self, **error: Any) -> None:
+        self.error = error
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+    async def fetch(self, path: str) -> Any: ...
+
+    async def request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        return {"type": "mcp", "data": {"jsonrpc": "2.0", "id": message["data"]["id"], "error": self.error}}
+
+
+NAMED = [
+    ({"code": "TOOL_ERROR", "error_type": "tool_not_found"}, ToolNotFound),
+    ({"code": "TOOL_ERROR", "error_type": "invalid_args"}, InvalidToolArguments),
+    ({"code": "TOOL_ERROR"}, ToolFailure),
+    ({"code": "STEP_TIMEOUT"}, StepTimeout),
+    ({"code": "EXECUTION_ERROR", "error_type": "KeyError"}, EnvironmentFailure),
+    ({"code": "SESSION_ERROR", "kind": "busy"}, SessionBusy),
+    ({"code": "SESSION_ERROR", "kind": "closed"}, SessionClosed),
+    ({"code": "of somebody else"}, ToolFailure),
+]
+
+
+@pytest.mark.parametrize(("data", "kind"), NAMED)
+async def test_an_error_that_the_server_names_is_raised_as_that(data: dict[str, Any], kind: type) -> None:
+    transport = Answers(code=-32603, message="it broke", data={**data, "hint": "do this"})
+    with pytest.raises(kind, match="it broke") as raised:
+        await Client("http://127.0.0.1:9", transport=transport).call_tool("add")
+    assert type(raised.value) is kind
+    assert getattr(raised.value, "hint", None) == "do this"
+
+
+NUMBERED = [
+    (-32602, ToolFailure, ServerError),
+    (-32603, ToolFailure, ServerError),
+    (-32600, SessionError, SessionError),
+    (-32601, ServerError, ServerError),
+    (-32000, ServerError, ServerError),
+]
+
+
+@pytest.mark.parametrize(("number", "of_call", "of_list"), NUMBERED)
+async def test_an_error_without_a_name_goes_by_its_number(number: int, of_call: type, of_list: type) -> None:
+    env: Client[Any] = Client("http://127.0.0.1:9", transport=Answers(code=number, message="it broke", data=None))
+    for calling, kind in ((env.call_tool("add"), of_call), (env.tools(), of_list)):
+        with pytest.raises(kind, match="it broke") as raised:
+            await calling
+        assert type(raised.value) is kind
+
+
 async def test_a_tool_argument_may_be_called_name(serve: Serve) -> None:
     from paddock import ToolEnvironment, tool
 
@@ -170,6 +243,21 @@ async def test_a_wrong_action_is_refused_and_the_episode_goes_on(serve: Serve, t
         with pytest.raises(InvalidMessage, match="action: 5 is neither a dict nor an action model"):
             await env.step(5)
         assert (await env.step({"amount": 1})).observation["total"] == 2
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_action_that_json_cannot_say_is_a_wrong_action(serve: Serve, transport: str) -> None:
+    class Odd(Action):
+        value: Any
+
+    async with Client(serve(Scripted).url, transport=transport) as env:
+        await env.reset()
+        for wrong in ({"value": object()}, {"value": "\ud800"}, Odd(value=object())):
+            with pytest.raises(InvalidMessage, match="action: "):
+                await env.step(wrong)
+        with pytest.raises(InvalidMessage, match="arguments: "):
+            await env.reset(seed=object())
+        assert (await env.step(Odd(value=np.arange(2)))).observation["value"] == [0, 1]
 
 
 async def test_a_wrong_action_does_not_disturb_its_neighbours(serve: Serve) -> None:
@@ -301,6 +389,22 @@ async def test_a_deadline_stops_a_step_on_the_server(serve: Serve, lives: list[W
             await env.step({"hang": True}, timeout=0.2)
         await until(lambda: lives[0].cancelled == 1)
         assert (await env.step({"value": 1})).observation["value"] == 1
+
+
+@pytest.mark.parametrize("arguments", [{}, {"level": 1}])
+async def test_a_deadline_holds_for_connecting_too(arguments: dict[str, Any]) -> None:
+    async with peer(None) as url:
+        env: Client[Any] = Client(url)
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.wait_for(env.reset(timeout=0.2, **arguments), 3)
+        await env.close()
+
+
+async def test_a_call_of_a_tool_has_the_deadline_of_every_request(serve: Serve, lives: list[Watched]) -> None:
+    async with Client(serve(AsyncKit).url, timeouts=Timeouts(request=0.2)) as env:
+        with pytest.raises(TimeoutError):
+            await env.call_tool("hang")
+        await until(lambda: lives[0].cancelled == 1)
 
 
 async def test_a_deadline_for_every_request(serve: Serve) -> None:
@@ -494,6 +598,32 @@ async def test_an_http_episode_that_was_lost_can_begin_anew(serve: Serve) -> Non
         await env.reset()
         await env.step({"amount": 1})
         assert (await env.step({"amount": 1})).observation["total"] == 2
+
+
+async def test_an_http_episode_that_no_slot_was_left_for_does_not_begin(serve: Serve) -> None:
+    server = serve(Adder, max_sessions=1)
+    async with Client(server.url) as other, Client(server.url, transport="http") as env:
+        await other.reset()
+        with pytest.raises(ClientError, match="keeps no episode") as refused:
+            await env.reset()
+        assert "WebSocket" in (refused.value.hint or "")
+        await other.close()
+        await env.reset()
+        await env.step({"amount": 3})
+        assert (await env.step({"amount": 4})).observation["total"] == 7
+
+
+async def test_an_http_episode_that_was_lost_is_lost_for_tools_too(serve: Serve) -> None:
+    server = serve(Kit, max_sessions=1)
+    async with Client(server.url, transport="http") as env:
+        for ask in (lambda: env.call_tool("look"), env.tools, env.state):
+            await env.reset()
+            token: str = env.transport._session  # type: ignore[attr-defined]
+            async with Client(server.url) as other:
+                await other.reset()
+            with pytest.raises(EpisodeLost) as lost:
+                await ask()
+            assert token not in str(lost.value)
 
 
 async def test_an_http_client_that_closes_frees_its_slot(serve: Serve) -> None:

@@ -8,11 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from environments import Add, Adder, Alone, AsyncScripted, Did, Kit, Scripted, Sum, Total, Watched
+from environments import Add, Adder, Alone, AsyncScripted, Did, Kit, Scripted, SlowToBuild, Sum, Total, Watched
 from paddock import Action, Client, Environment, Observation, State, ToolEnvironment, tool
 from paddock.client.client import UnknownResetArgument
 from paddock.client.transports import memory
-from paddock.errors import ClientError, EnvironmentFailure, FactoryError, InvalidMessage, StepTimeout, ToolFailure
+from paddock.errors import (
+    ClientError,
+    DeadlineExceeded,
+    EnvironmentFailure,
+    FactoryError,
+    InvalidMessage,
+    InvalidToolArguments,
+    NotSupported,
+    StepTimeout,
+    ToolFailure,
+    ToolNotFound,
+)
 
 from .conftest import until
 
@@ -51,8 +62,26 @@ async def test_tools_work() -> None:
         assert await env.call_tool("add", amount=2) == 2
         with pytest.raises(ToolFailure, match="it broke"):
             await env.call_tool("fail", text="it broke")
-        with pytest.raises(ToolFailure):
+        with pytest.raises(ToolNotFound):
             await env.call_tool("nope")
+        with pytest.raises(InvalidToolArguments):
+            await env.call_tool("add")
+
+
+async def test_a_class_without_tools_says_so() -> None:
+    async with Client(Adder) as env:
+        with pytest.raises(NotSupported):
+            await env.tools()
+        with pytest.raises(NotSupported):
+            await env.call_tool("add")
+
+
+async def test_a_deadline_holds_for_building_too(lives: list[Watched]) -> None:
+    env: Client[Any] = Client(SlowToBuild)
+    with pytest.raises(DeadlineExceeded):
+        await asyncio.wait_for(env.reset(timeout=0.1), 1)
+    await env.close()
+    await until(lambda: lives and lives[0].closes == 1)
 
 
 async def test_errors_are_those_of_the_wire() -> None:

@@ -142,11 +142,13 @@ async def test_a_server_that_restarted_has_lost_the_episode(serve: Serve, throug
     async with client(proxy.url) as env:
         await env.reset()
         await env.step({"amount": 1})
+        token = env.transport._token  # type: ignore[attr-defined]
         proxy.upstream = serve(Adder).port
         proxy.cut()
         with pytest.raises(EpisodeLost) as lost:
             await env.step({"amount": 1})
         assert "reset" in (lost.value.hint or "")
+        assert token not in str(lost.value)
         with pytest.raises(EpisodeLost):
             await env.state()
         await env.reset()
@@ -187,6 +189,38 @@ async def test_a_server_that_stays_away_has_lost_the_episode(serve: Serve, throu
             await asyncio.wait_for(env.step({"amount": 1}), 3)
         proxy.refuse = False
         assert (await env.reset()).observation["total"] == 0
+
+
+async def test_a_server_that_never_answers_is_given_up(serve: Serve, through: Any) -> None:
+    proxy = await through(serve(Adder).port)
+    async with client(proxy.url, BRIEF) as env:
+        await env.reset()
+        before, proxy.cut_requests = proxy.connections, 1_000_000
+        with pytest.raises(EpisodeLost):
+            await asyncio.wait_for(env.step({"amount": 1}), 3)
+        assert proxy.connections - before < 20
+        proxy.cut_requests = 0
+        assert (await env.reset()).observation["total"] == 0
+
+
+async def test_every_answer_begins_the_tries_anew(serve: Serve, through: Any) -> None:
+    proxy = await through(serve(Adder).port)
+    async with client(proxy.url, Reconnect(within=0.3, first_pause=0.1, longest_pause=0.1)) as env:
+        await env.reset()
+        for n in range(1, 6):
+            proxy.cut_requests = 2
+            assert (await env.step({"amount": 1})).observation["total"] == n
+
+
+async def test_time_with_a_connection_does_not_count(serve: Serve, through: Any, lives: list[Watched]) -> None:
+    proxy = await through(serve(Adder).port)
+    async with client(proxy.url, BRIEF) as env:
+        await env.reset()
+        for pause in (0.1, 0.1, 0.1, 0.1, 0.1, 0.4, 0.1, 0.1, 0.1, 0.1):
+            proxy.cut()
+            await asyncio.sleep(pause)
+        assert (await env.step({"amount": 1})).observation["total"] == 1
+    assert len(lives) == 1
 
 
 async def test_a_server_that_comes_back_in_time_is_found(serve: Serve, through: Any) -> None:
@@ -273,6 +307,21 @@ async def test_a_refusal_that_comes_with_the_handshake_is_heard(serve: Serve, th
         async with client(proxy.url) as second:
             with pytest.raises(Exception, match="capacity"):
                 await second.reset()
+
+
+async def test_a_refusal_that_comes_after_the_deadline_is_not_heard(serve: Serve, through: Any) -> None:
+    server = serve(Adder, max_sessions=1)
+    proxy = await through(server.port)
+    env = client(proxy.url)
+    async with client(server.url) as first:
+        await first.reset()
+        proxy.hold_answers = 0.2
+        with pytest.raises(DeadlineExceeded):
+            await env.reset(timeout=0.1)
+        await asyncio.sleep(0.3)
+    proxy.hold_answers = 0.0
+    assert (await env.step({"amount": 1})).observation["total"] == 1
+    await env.close()
 
 
 async def test_a_session_that_is_gone_is_lost_even_if_told_at_once(serve: Serve, through: Any) -> None:

@@ -3,10 +3,12 @@
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
+from pydantic import Field
 
 from environments import Add, Adder, AsyncScripted, InlineAdder, Scripted, Watched
-from paddock import VectorClient
+from paddock import Action, VectorClient
 from paddock.client.policy import Reconnect, Timeouts
 from paddock.config import Access
 from paddock.errors import (
@@ -18,6 +20,7 @@ from paddock.errors import (
     EpisodeLost,
     InvalidMessage,
     PaddockError,
+    QueueTimeout,
 )
 from paddock.types import StepResult
 from running import Serve
@@ -26,6 +29,7 @@ from .conftest import until
 
 pytestmark = pytest.mark.anyio
 QUICK = Reconnect(within=5, first_pause=0.01, longest_pause=0.05)
+BRIEF = Reconnect(within=0.3, first_pause=0.01, longest_pause=0.05)
 
 
 def vector(url: str, sessions: int, **options: Any) -> VectorClient:
@@ -60,6 +64,40 @@ async def test_a_failing_session_hurts_nobody(serve: Serve) -> None:
         assert [one.observation["value"] for one in again] == [0, 1, 2, 3]  # type: ignore[union-attr]
 
 
+class Odd(Action):
+    value: Any
+
+
+@pytest.mark.parametrize("wrong", [None, 5, {"value": object()}, {"value": "\ud800"}, Odd(value=object())])
+async def test_a_wrong_action_hurts_nobody(serve: Serve, wrong: Any) -> None:
+    async with vector(serve(Scripted).url, 3) as envs:
+        await envs.reset_all()
+        for _ in range(2):
+            first, refused, last = await envs.step_all([{"value": 0}, wrong, {"value": 2}])
+            assert isinstance(refused, InvalidMessage)
+            assert "action: " in str(refused)
+            assert [one.observation["value"] for one in (first, last)] == [0, 2]  # type: ignore[union-attr]
+        assert isinstance((await envs.step({1: wrong}))[0], InvalidMessage)
+        assert isinstance((await envs.step({1: {"value": 1}}))[0], StepResult)
+
+
+async def test_reset_arguments_that_json_cannot_say_hurt_nobody(serve: Serve) -> None:
+    async with vector(serve(Adder).url, 2) as envs:
+        begun, refused = await envs.reset({0: {"seed": 3}, 1: {"seed": object()}})
+        assert totals([begun, refused]) == [3, InvalidMessage]
+        assert "arguments: " in str(refused)
+        assert totals(await envs.reset_all(seeds=[4, 5])) == [4, 5]
+
+
+async def test_an_action_model_may_hold_arrays_and_aliases(serve: Serve) -> None:
+    class Aliased(Action):
+        what: Any = Field(alias="value")
+
+    async with vector(serve(Scripted).url, 2) as envs:
+        results: Any = await envs.step_all([Odd(value=np.arange(2)), Aliased(value=1)])
+        assert [one.observation["value"] for one in results] == [[0, 1], 1]
+
+
 async def test_a_slow_session_delays_only_itself(serve: Serve) -> None:
     async with vector(serve(Scripted).url, 2) as envs:
         slow = asyncio.create_task(envs.step({0: {"sleep": 0.5, "value": "slow"}}))
@@ -92,6 +130,33 @@ async def test_sessions_may_wait_in_line(serve: Serve) -> None:
     assert await asyncio.wait_for(waiting, 3) == [0]
 
 
+async def test_a_place_in_line_survives_a_drop(serve: Serve, through: Any) -> None:
+    server = serve(Adder, max_sessions=1)
+    proxy = await through(server.port)
+    first = vector(server.url, 1)
+    await first.open()
+    waiting = asyncio.create_task(_total(vector(proxy.url, 1, queue_timeout=5)))
+    await until(lambda: server.health()["waiting"] == 1)
+    before = proxy.connections
+    proxy.cut()
+    await until(lambda: proxy.connections > before)
+    await until(lambda: waiting.done() or server.health()["waiting"] == 1)
+    await first.close()
+    assert await asyncio.wait_for(waiting, 3) == [0]
+
+
+async def test_a_drop_does_not_lengthen_the_wait_in_line(serve: Serve, through: Any) -> None:
+    server = serve(Adder, max_sessions=1)
+    proxy = await through(server.port)
+    async with vector(server.url, 1):
+        waiting = asyncio.create_task(vector(proxy.url, 1, queue_timeout=0.6).open())
+        await until(lambda: server.health()["waiting"] == 1)
+        await asyncio.sleep(0.3)
+        proxy.cut()
+        with pytest.raises(QueueTimeout):
+            await asyncio.wait_for(waiting, 0.6)
+
+
 async def _total(envs: VectorClient) -> list[Any]:
     async with envs:
         return totals(await envs.reset_all())
@@ -111,9 +176,12 @@ async def test_a_server_that_restarted_has_lost_the_episodes(serve: Serve, throu
     proxy = await through(serve(Adder).port)
     async with vector(proxy.url, 2) as envs:
         await envs.reset_all()
+        tokens = [lane.token for lane in envs._lanes]
         proxy.upstream = serve(Adder).port
         proxy.cut()
-        assert totals(await envs.step_all([{"amount": 1}] * 2)) == [EpisodeLost] * 2
+        lost = await envs.step_all([{"amount": 1}] * 2)
+        assert totals(lost) == [EpisodeLost] * 2
+        assert not any(token in str(error) for token in tokens for error in lost if token)
         assert totals(await envs.reset_all()) == [0, 0]
 
 
@@ -127,6 +195,39 @@ async def test_a_server_that_hangs_up_on_us_is_tried_again(serve: Serve, through
         await asyncio.sleep(0.2)
         proxy.refuse = False
         assert totals(await step) == [1, 1]
+
+
+async def test_a_server_that_never_answers_is_given_up(serve: Serve, through: Any) -> None:
+    proxy = await through(serve(Adder).port)
+    async with vector(proxy.url, 2, reconnect=BRIEF) as envs:
+        await envs.reset_all()
+        before, proxy.cut_requests = proxy.connections, 1_000_000
+        assert totals(await asyncio.wait_for(envs.step_all([{"amount": 1}] * 2), 3)) == [EpisodeLost] * 2
+        assert proxy.connections - before < 20
+        proxy.cut_requests = 0
+        assert totals(await envs.reset_all()) == [0, 0]
+
+
+async def test_a_vector_may_refuse_to_come_back(serve: Serve, through: Any) -> None:
+    proxy = await through(serve(Adder).port)
+    async with vector(proxy.url, 2, reconnect=Reconnect(within=0)) as envs:
+        await envs.reset_all()
+        before = proxy.connections
+        proxy.cut()
+        assert totals(await envs.step_all([{"amount": 1}] * 2)) == [EpisodeLost] * 2
+        assert proxy.connections == before
+        assert totals(await envs.reset_all()) == [0, 0]
+
+
+async def test_a_call_may_have_a_deadline_of_its_own(serve: Serve, lives: list[Watched]) -> None:
+    async with vector(serve(AsyncScripted).url, 2) as envs:
+        await envs.reset_all(timeout=5)
+        quick, late = await envs.step_all([{"value": 1}, {"hang": True}], timeout=0.2)
+        assert isinstance(quick, StepResult)
+        assert isinstance(late, DeadlineExceeded)
+        assert "0.2 s" in str(late)
+        await envs.reset({1: {}}, timeout=5)
+        assert isinstance((await envs.step({1: {"value": 2}}, timeout=5))[0], StepResult)
 
 
 async def test_a_deadline_is_a_value_too(serve: Serve, lives: list[Watched]) -> None:

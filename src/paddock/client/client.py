@@ -6,15 +6,30 @@ dicts out, or typed observations if it is told (or, in memory, knows) their type
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import warnings
+from dataclasses import replace
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from paddock.client.outgoing import fields_of
 from paddock.client.policy import Reconnect, Timeouts
 from paddock.config import read_variables
-from paddock.errors import ConfigError, InvalidMessage, ServerError, ToolFailure
+from paddock.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidMessage,
+    PaddockError,
+    ServerError,
+    SessionError,
+    ToolFailure,
+    from_wire,
+    tool_error_class,
+)
+from paddock.protocol import jsonrpc
 from paddock.types import StepResult, ToolInfo
 
 if TYPE_CHECKING:
@@ -24,6 +39,13 @@ if TYPE_CHECKING:
 
 ObservationT = TypeVar("ObservationT")
 KNOWN_TO_ALL = frozenset(("seed", "episode_id"))
+BY_NUMBER: dict[Any, type[PaddockError]] = {
+    jsonrpc.PARSE_ERROR: ServerError,
+    jsonrpc.INVALID_REQUEST: SessionError,
+    jsonrpc.METHOD_NOT_FOUND: ServerError,
+    -32000: ServerError,
+}
+"""What a JSON-RPC error is if only its number tells. Our requests are well formed: it is the session that refuses."""
 
 
 class UnknownResetArgument(UserWarning):
@@ -56,7 +78,10 @@ class Client(Generic[ObservationT]):
         self._reset_observation: Any = observation
         self._state: Any = state
         self._calls = itertools.count(1)
-        self._reset_arguments: frozenset[str] | bool | None = False
+        self._asked_about_reset = False
+        """Whether we know what arguments `reset` takes."""
+        self._reset_takes: frozenset[str] | None = None
+        """These; None if it takes any."""
         if not isinstance(target, str):
             self._transport = self._in_memory(target)
             return
@@ -104,9 +129,12 @@ class Client(Generic[ObservationT]):
 
     async def reset(self, /, *, timeout: float | None = None, **arguments: Any) -> StepResult[ObservationT]:
         """Begin a new episode, also after the last one was lost."""
-        if arguments.keys() - KNOWN_TO_ALL:
-            await self._warn_of_unknown(arguments.keys() - KNOWN_TO_ALL)
-        reply = await self._request({"type": "reset", "data": arguments}, timeout)
+        limit = self.timeouts.request if timeout is None else timeout
+        if unusual := arguments.keys() - KNOWN_TO_ALL:
+            began = monotonic()
+            await self._warn_of_unknown(unusual, limit)
+            limit = None if limit is None else max(0.0, limit - (monotonic() - began))
+        reply = await self._transport.request({"type": "reset", "data": arguments}, limit)
         return self._result(reply["data"], self._reset_observation)
 
     async def step(self, action: Any, *, timeout: float | None = None) -> StepResult[ObservationT]:
@@ -115,13 +143,13 @@ class Client(Generic[ObservationT]):
         Raises InvalidMessage for an action that does not fit (nothing was done), EnvironmentFailure if
         the environment failed, EpisodeLost if the connection dropped for good.
         """
-        reply = await self._request({"type": "step", "data": _fields_of(action)}, timeout)
+        reply = await self._request({"type": "step", "data": fields_of(action)}, timeout)
         return self._result(reply["data"], self._observation)
 
     async def state(self, *, timeout: float | None = None) -> Any:
-        """The state of the episode, as a dict or the `state` model."""
+        """The state of the episode, as a dict or the `state` model. Raises InvalidMessage if it does not fit."""
         data = (await self._request({"type": "state"}, timeout))["data"]
-        return data if self._state is None else self._state.model_validate(data, by_alias=True, by_name=True)
+        return data if self._state is None else _as_model(self._state, data, "state")
 
     async def tools(self, *, timeout: float | None = None) -> list[ToolInfo]:
         """The tools of the environment."""
@@ -136,7 +164,12 @@ class Client(Generic[ObservationT]):
         ]
 
     async def call_tool(self, name: str, /, **arguments: Any) -> Any:
-        """Call a tool and return its value. Raises ToolFailure, or a kind of it, with the reason."""
+        """Call a tool and return its value.
+
+        Every keyword is the tool's, so the deadline is `timeouts.request`; `asyncio.timeout` around the call sets a
+        shorter one, and stops the tool. Raises ToolFailure if the call failed, ToolNotFound or InvalidToolArguments
+        if the server says that it was that, SessionError if the session takes no call, and what `step` raises.
+        """
         result = await self._call("tools/call", {"name": name, "arguments": arguments}, None)
         if result.get("isError") or result.get("is_error"):
             raise ToolFailure(_text_of(result), tool_name=name)
@@ -167,23 +200,15 @@ class Client(Generic[ObservationT]):
         call = {"jsonrpc": "2.0", "id": next(self._calls), "method": method, "params": params}
         response = (await self._request({"type": "mcp", "data": call}, timeout))["data"]
         if "error" in response:
-            raise _tool_error(response["error"], params.get("name"))
+            raise _rpc_error(response["error"], params.get("name"))
         return response["result"]
 
     def _result(self, data: dict[str, Any], kind: Any) -> StepResult[ObservationT]:
-        fields, reward, done = data["observation"], data.get("reward"), bool(data.get("done"))
-        metadata = data.get("metadata") or fields.get("metadata") or {}
+        result = result_of(data)
         if kind is None:
-            return StepResult(fields, reward, done, metadata)
-        try:
-            whole = {**fields, "reward": reward, "done": done}
-            observation = kind.model_validate(whole, by_alias=True, by_name=True)
-        except ValidationError as error:
-            raise InvalidMessage(
-                f"the server's observation does not fit {kind.__name__}", hint="is this the right class?",
-                errors=error.errors(include_url=False, include_context=False),
-            ) from error  # fmt: skip
-        return StepResult(observation, reward, done, metadata)
+            return result
+        whole = {**result.observation, "reward": result.reward, "done": result.done}
+        return replace(result, observation=_as_model(kind, whole, "observation"))
 
     def _in_memory(self, make: Callable[[], Any]) -> Transport:
         from paddock.client.transports.memory import MemoryTransport
@@ -196,15 +221,20 @@ class Client(Generic[ObservationT]):
             self._state = self._state or blueprint.state_type
         return transport
 
-    async def _warn_of_unknown(self, given: set[str]) -> None:
+    async def _warn_of_unknown(self, given: set[str], timeout: float | None) -> None:
         """Say which arguments the environment does not know, where the server publishes what it knows."""
-        if self._reset_arguments is False:
-            described = (await self._transport.fetch("/schema")).get("reset")
+        if not self._asked_about_reset:
+            try:
+                async with asyncio.timeout(timeout):
+                    described = (await self._transport.fetch("/schema")).get("reset")
+            except TimeoutError:
+                raise DeadlineExceeded(f"no answer to /schema within {timeout} s") from None
             open_ended = described is None or described.get("additionalProperties", True)
-            self._reset_arguments = None if open_ended else frozenset(described["properties"])
-        if isinstance(self._reset_arguments, frozenset):
-            for name in sorted(given - self._reset_arguments):
-                known = ", ".join(sorted(self._reset_arguments))
+            self._reset_takes = None if open_ended else frozenset(described["properties"])
+            self._asked_about_reset = True
+        if self._reset_takes is not None:
+            for name in sorted(given - self._reset_takes):
+                known = ", ".join(sorted(self._reset_takes))
                 warnings.warn(
                     f"reset({name}=...) is unknown to this environment and has no effect; it knows: {known}",
                     UnknownResetArgument,
@@ -212,20 +242,35 @@ class Client(Generic[ObservationT]):
                 )
 
 
-def _fields_of(action: Any) -> dict[str, Any]:
-    if isinstance(action, dict):
-        return action
-    if isinstance(action, BaseModel):
-        return action.model_dump(mode="json", by_alias=True)
-    wrong = {"type": "dict_type", "loc": ["action"], "msg": f"{action!r:.60} is neither a dict nor an action model"}
-    raise InvalidMessage("Invalid message", errors=[wrong])
+def result_of(data: dict[str, Any]) -> StepResult[Any]:
+    """The result in the `data` of an observation, with the observation as a dict."""
+    fields = data["observation"]
+    metadata = data.get("metadata") or fields.get("metadata") or {}
+    return StepResult(fields, data.get("reward"), bool(data.get("done")), metadata)
 
 
-def _tool_error(error: dict[str, Any], name: str | None) -> Exception:
-    message, number = str(error.get("message")), error.get("code")
-    if name is None:
-        return ServerError(message, rpc_code=number)
-    return ToolFailure(message, tool_name=name, rpc_code=number)
+def _as_model(kind: type[BaseModel], fields: dict[str, Any], what: str) -> BaseModel:
+    try:
+        return kind.model_validate(fields, by_alias=True, by_name=True)
+    except ValidationError as error:
+        raise InvalidMessage(
+            f"the server's {what} does not fit {kind.__name__}", hint="is this the right class?",
+            errors=error.errors(include_url=False, include_context=False),
+        ) from error  # fmt: skip
+
+
+def _rpc_error(error: dict[str, Any], tool: str | None) -> PaddockError:
+    """What a JSON-RPC error stands for: the error that its data names, or else what its number allows to say."""
+    number, data = error.get("code"), error.get("data")
+    told = {**data} if isinstance(data, dict) else {}
+    kind = type(from_wire(told))
+    if kind is ToolFailure:
+        kind = tool_error_class(told.get("error_type", ""))
+    elif kind is ServerError:
+        kind = BY_NUMBER.get(number, ServerError if tool is None else ToolFailure)
+    told |= {"rpc_code": number, **({} if tool is None else {"tool_name": tool})}
+    known = {name: value for name, value in told.items() if name not in ("code", "kind", "hint")}
+    return kind(str(error.get("message")), hint=told.get("hint"), **known)
 
 
 def _text_of(result: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ class Timeouts:
 
     connect: float | None = 10.0
     request: float | None = 600.0
-    """For the answer to a reset, step, state or tool call, reconnecting included."""
+    """For the answer to a reset, step, state or tool call, connecting and reconnecting included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Reconnect:
     """When to try again after the connection dropped, and when to give the episode up."""
 
     within: float = 45.0
-    """Seconds after which the episode counts as lost. 0 never reconnects."""
+    """Seconds without a connection, since something was last answered, after which the episode counts as lost.
+    0 never reconnects."""
     first_pause: float = 0.05
     longest_pause: float = 2.0
     replay: bool = False

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from paddock.client.returning import Tries
 from paddock.client.transports.http import post_json
-from paddock.errors import ConnectFailed, PaddockError
+from paddock.errors import PaddockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,16 +67,8 @@ class Spread:
         asked = {"sessions": count, **({} if wait is None else {"queue_timeout": wait})}
         # Without a wish of ours the door waits for as long as it is set up to, which we do not know.
         timeout = None if wait is None else wait + ANSWER_TAKES
-        deadline = asyncio.get_running_loop().time() + self._reconnect.within
-        for pause in self._reconnect.pauses():
-            try:
-                answer = await post_json(self._url, self._headers, asked, timeout)
-                return {place["host"]: place["leases"] for place in answer["places"]}
-            except ConnectFailed:
-                if asyncio.get_running_loop().time() + pause > deadline:
-                    raise
-            await asyncio.sleep(pause)
-        raise AssertionError("pauses never end")
+        answer = await Tries(self._reconnect).reach(lambda: post_json(self._url, self._headers, asked, timeout))
+        return {place["host"]: place["leases"] for place in answer["places"]}
 
     async def _open_at(self, host: str, keys: list[str], leases: list[str]) -> dict[str, Lane | PaddockError]:
         try:

@@ -15,8 +15,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import orjson
 
-from paddock.client.client import Client
+from paddock.client.client import Client, result_of
+from paddock.client.outgoing import fields_of, write
 from paddock.client.policy import Reconnect, Timeouts
+from paddock.client.returning import Tries, episode_lost
 from paddock.client.spread import Spread, is_no_door
 from paddock.client.transports.link import Link, connect
 from paddock.config import read_variables
@@ -24,13 +26,15 @@ from paddock.errors import (
     ClientError,
     ConnectFailed,
     DeadlineExceeded,
+    EnvironmentFailure,
     EpisodeLost,
+    InvalidMessage,
     PaddockError,
     SessionClosed,
     SessionNotFound,
     from_wire,
 )
-from paddock.protocol.codec import encode, model_fields
+from paddock.protocol.codec import encode
 from paddock.types import StepResult
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 Result = StepResult[Any] | PaddockError
 OPEN_BATCH = 200
 FULL_FRAME = 200
+AFTER_A_LOSS = "reset_all() opens a new session"
 
 
 class Round:
@@ -62,15 +67,21 @@ class Round:
 class Lane:
     """One session on a shared connection, with at most one request under way."""
 
-    __slots__ = ("failed", "frame", "key", "lease", "number", "opened", "place", "round", "token", "trunk")
+    __slots__ = (
+        "_queues_until", "failed", "frame", "key", "lease", "number", "opened", "place", "round", "token", "trunk",
+    )  # fmt: skip
 
-    def __init__(self, key: str, trunk: Trunk | None, lease: str | None = None) -> None:
+    def __init__(
+        self, key: str, trunk: Trunk | None, lease: str | None = None, queue_timeout: float | None = None
+    ) -> None:
         self.key = key
         self.trunk = trunk
         """The connection that carries it; None if there is none for it."""
         self.lease = lease
         self.token: str | None = None
-        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[None] = loop.create_future()
+        self._queues_until = None if queue_timeout is None else loop.time() + queue_timeout
         self.failed: PaddockError | None = None
         self.number = 0
         self.frame: dict[str, Any] | None = None
@@ -79,8 +90,11 @@ class Lane:
 
     def opening(self) -> dict[str, Any]:
         """The message that asks for the session, or for its return."""
-        known = {"resume": self.token, "lease": self.lease if self.token is None else None}
-        return {"type": "open", "session": self.key, **{name: value for name, value in known.items() if value}}
+        known: dict[str, Any] = {"resume": self.token} if self.token else {"lease": self.lease}
+        if self.token is None and self._queues_until is not None:
+            known["queue_timeout"] = max(0.0, self._queues_until - asyncio.get_running_loop().time())
+        told = {name: value for name, value in known.items() if value is not None}
+        return {"type": "open", "session": self.key, **told}
 
     def ask(self, message: dict[str, Any], round: Round, place: int) -> dict[str, Any]:
         self.number += 1
@@ -109,6 +123,7 @@ class Trunk:
         self._headers = headers
         self._timeouts = timeouts
         self._reconnect = reconnect
+        self._tries = Tries(reconnect)
         self._link: Link | None = None
         self._returning: asyncio.Task[None] | None = None
         self._closed = False
@@ -149,12 +164,12 @@ class Trunk:
         self, keys: Sequence[str], queue_timeout: float | None = None, leases: Sequence[str] = ()
     ) -> list[Lane]:
         """Open a session for each key, in the slot of its lease if it has one. A refused one carries its error."""
-        wait = {} if queue_timeout is None else {"queue_timeout": queue_timeout}
-        lanes = [Lane(key, self, lease) for key, lease in zip_longest(keys, leases)]
-        for start in range(0, len(lanes), OPEN_BATCH):
-            batch = lanes[start : start + OPEN_BATCH]
+        wanted, lanes = list(zip_longest(keys, leases)), []
+        for start in range(0, len(wanted), OPEN_BATCH):
+            batch = [Lane(key, self, lease, queue_timeout) for key, lease in wanted[start : start + OPEN_BATCH]]
+            lanes += batch
             self.lanes |= {lane.key: lane for lane in batch}
-            self.send([{**lane.opening(), **wait} for lane in batch])
+            self.send([lane.opening() for lane in batch])
             if self.refused is not None:
                 self._refuse(self.refused)
             await asyncio.gather(*(lane.opened for lane in batch))
@@ -171,7 +186,8 @@ class Trunk:
         """In frames of a size that lets the server begin while the rest is still being written."""
         if self._link is not None and not self._link.is_lost:
             for start in range(0, len(messages), FULL_FRAME):
-                self._link.send(encode(messages[start : start + FULL_FRAME]))
+                if frame := self._written(messages[start : start + FULL_FRAME]):
+                    self._link.send(frame)
 
     def drop(self) -> None:
         """Cut the connection as a broken network would, to see what happens then."""
@@ -189,6 +205,21 @@ class Trunk:
         for lane in self.lanes.values():
             lane.fail(ClientError("the client was closed"))
 
+    def _written(self, messages: list[dict[str, Any]]) -> bytes:
+        """A frame of messages. One that JSON cannot express is left out, and its session is told."""
+        try:
+            return encode(messages)
+        except EnvironmentFailure:
+            parts = [part for message in messages if (part := self._written_alone(message))]
+            return b"[" + b",".join(parts) + b"]" if parts else b""
+
+    def _written_alone(self, message: dict[str, Any]) -> bytes:
+        try:
+            return write(message, message["type"])
+        except InvalidMessage as refused:
+            self.lanes[message["session"]].answer(refused)
+            return b""
+
     def _received(self, raw: bytes) -> None:
         replies = orjson.loads(raw)
         if isinstance(replies, dict):
@@ -203,6 +234,7 @@ class Trunk:
             if reply["type"] == "opened":
                 self._opened(lane, reply["data"])
             elif reply.get("id") == lane.number:
+                self._tries.begin_anew()
                 lane.answer(_result(reply))
             elif reply["type"] == "error" and "id" not in reply:
                 self._session_error(lane, from_wire(reply["data"]))
@@ -224,7 +256,7 @@ class Trunk:
 
     def _session_error(self, lane: Lane, error: PaddockError) -> None:
         if isinstance(error, (SessionNotFound, SessionClosed)) and lane.opened.done():
-            error = EpisodeLost(f"the episode is lost: {error.message}")
+            error = episode_lost(error.message, lane.token, AFTER_A_LOSS)
         lane.fail(error)
 
     def _dropped(self, link: Link) -> None:
@@ -233,23 +265,25 @@ class Trunk:
         self._link = None
         if self.refused is not None:
             return
-        self._returning = asyncio.get_running_loop().create_task(self._return(f"{link.code} {link.reason}".rstrip()))
+        lost = episode_lost(f"the connection dropped ({link.code} {link.reason}".rstrip() + ")", hint=AFTER_A_LOSS)
+        if self._reconnect.within <= 0:
+            self._lose_all(lost)
+        else:
+            self._returning = asyncio.get_running_loop().create_task(self._return(lost))
 
-    async def _return(self, why: str) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._reconnect.within
-        for pause in self._reconnect.pauses():
-            if loop.time() + pause > deadline:
-                for lane in self.lanes.values():
-                    lane.fail(EpisodeLost(f"the episode is lost: the connection dropped ({why})"))
-                return
-            try:
-                await self.open()
-                break
-            except ConnectFailed:
-                await asyncio.sleep(pause)
-            except PaddockError:
-                return
+    def _lose_all(self, lost: EpisodeLost) -> None:
+        for lane in self.lanes.values():
+            lane.fail(lost)
+
+    async def _return(self, lost: EpisodeLost) -> None:
+        """Come back to the same sessions, or lose them all."""
+        try:
+            await self._tries.reach(self.open)
+        except ConnectFailed:
+            self._lose_all(lost)
+            return
+        except PaddockError:
+            return
         self.reconnects += 1
         kept = [lane for lane in self.lanes.values() if lane.token is not None or not lane.opened.done()]
         self.send([lane.opening() for lane in kept])
@@ -373,74 +407,84 @@ class VectorClient:
         if failed:
             await self._place(failed)
 
-    async def reset_all(self, seeds: Sequence[int] | None = None, **arguments: Any) -> list[Result]:
+    async def reset_all(
+        self, seeds: Sequence[int] | None = None, *, timeout: float | None = None, **arguments: Any
+    ) -> list[Result]:
         """Begin an episode in every session, each with its own seed if `seeds` are given.
 
-        Sessions that were lost are opened anew.
+        Sessions that were lost are opened anew first, and `timeout` counts from then on.
         """
         if seeds is not None and len(seeds) != self.sessions:
             raise ClientError(f"{len(seeds)} seeds for {self.sessions} sessions", hint="give one seed per session")
         await self._revive()
         own = [{"seed": seed} for seed in seeds] if seeds is not None else [{}] * self.sessions
-        return await self._ask_all(
-            {i: {"type": "reset", "data": {**arguments, **own[i]}} for i in range(self.sessions)}
-        )
+        messages = {i: {"type": "reset", "data": {**arguments, **own[i]}} for i in range(self.sessions)}
+        return await self._ask_all(messages, timeout)
 
-    async def reset(self, arguments: Mapping[int, Mapping[str, Any]]) -> list[Result]:
+    async def reset(
+        self, arguments: Mapping[int, Mapping[str, Any]], *, timeout: float | None = None
+    ) -> list[Result]:
         """Begin a new episode in some sessions, each with its own arguments."""
-        return await self._ask_all({i: {"type": "reset", "data": dict(given)} for i, given in arguments.items()})
+        messages = {i: {"type": "reset", "data": dict(given)} for i, given in arguments.items()}
+        return await self._ask_all(messages, timeout)
 
-    async def step_all(self, actions: Sequence[Any]) -> list[Result]:
+    async def step_all(self, actions: Sequence[Any], *, timeout: float | None = None) -> list[Result]:
         """One step in every session, in the order of the sessions."""
         if len(actions) != self.sessions:
             raise ClientError(f"{len(actions)} actions for {self.sessions} sessions", hint="give one per session")
-        return await self.step(dict(enumerate(actions)))
+        return await self.step(dict(enumerate(actions)), timeout=timeout)
 
-    async def step(self, actions: Mapping[int, Any]) -> list[Result]:
+    async def step(self, actions: Mapping[int, Any], *, timeout: float | None = None) -> list[Result]:
         """One step in some sessions: results come in the order of `actions`."""
-        plain = {i: a if isinstance(a, dict) else model_fields(a) for i, a in actions.items()}
-        return await self._ask_all({i: {"type": "step", "data": action} for i, action in plain.items()})
+        return await self._ask_all({i: _step_message(action) for i, action in actions.items()}, timeout)
 
     async def close(self) -> None:
         """End every session."""
         await asyncio.gather(*(trunk.close() for trunk in self._trunks), *(env.close() for env in self._foreign))
 
-    async def _ask_all(self, messages: dict[int, dict[str, Any]]) -> list[Result]:
-        if self._foreign:
-            return await self._ask_foreign(messages)
+    async def _ask_all(
+        self, messages: Mapping[int, dict[str, Any] | InvalidMessage], timeout: float | None
+    ) -> list[Result]:
+        """The answers to messages, by session. What is no message but an error already is its own answer."""
+        limit = self.timeouts.request if timeout is None else timeout
         for index in messages:
             if not 0 <= index < self.sessions:
                 raise ClientError(f"there is no session {index}", hint=f"they are numbered 0 to {self.sessions - 1}")
-            if self._lanes[index].frame is not None:
+            if not self._foreign and self._lanes[index].frame is not None:
                 raise ClientError(f"session {index} has a request under way", hint="await it before the next")
+        if self._foreign:
+            return await self._ask_foreign(messages, limit)
         if not messages:
             return []
         round = Round(len(messages))
         outgoing: dict[Trunk, list[dict[str, Any]]] = {trunk: [] for trunk in self._trunks}
         for place, (index, message) in enumerate(messages.items()):
             lane = self._lanes[index]
-            if lane.failed is not None or lane.trunk is None:
+            if isinstance(message, InvalidMessage):
+                round.put(place, message)
+            elif lane.failed is not None or lane.trunk is None:
                 round.put(place, lane.failed)
             else:
                 outgoing[lane.trunk].append(lane.ask(message, round, place))
-        for trunk, frames in outgoing.items():
-            trunk.send(frames)
         try:
-            async with asyncio.timeout(self.timeouts.request):
+            for trunk, frames in outgoing.items():
+                trunk.send(frames)
+            async with asyncio.timeout(limit):
                 await round.done
-        except (TimeoutError, asyncio.CancelledError) as stopped:
-            self._give_up(messages, round)
-            if isinstance(stopped, asyncio.CancelledError):
-                raise
+        except TimeoutError:
+            self._give_up(messages, round, limit)
+        except BaseException:
+            self._give_up(messages, round, limit)
+            raise
         return round.results
 
-    def _give_up(self, indices: Iterable[int], round: Round) -> None:
+    def _give_up(self, indices: Iterable[int], round: Round, limit: float | None) -> None:
         """Tell the server to stop what nobody waits for any more."""
         for index in indices:
             lane = self._lanes[index]
             if lane.round is round and lane.trunk is not None:
                 lane.trunk.send([{"type": "cancel", "session": lane.key, "data": lane.number}])
-                lane.answer(DeadlineExceeded(f"no answer within {self.timeouts.request} s"))
+                lane.answer(DeadlineExceeded(f"no answer within {limit} s"))
 
     async def _open_foreign(self) -> None:
         self._foreign = [
@@ -455,23 +499,26 @@ class VectorClient:
             await self.close()
             raise
 
-    async def _ask_foreign(self, messages: dict[int, dict[str, Any]]) -> list[Result]:
-        async def ask(index: int, message: dict[str, Any]) -> Result:
-            env = self._foreign[index]
+    async def _ask_foreign(
+        self, messages: Mapping[int, dict[str, Any] | InvalidMessage], limit: float | None
+    ) -> list[Result]:
+        async def ask(index: int, message: dict[str, Any] | InvalidMessage) -> Result:
+            if isinstance(message, InvalidMessage):
+                return message
             try:
-                if message["type"] == "reset":
-                    return await env.reset(**message["data"])
-                return await env.step(message["data"])
+                return _result(await self._foreign[index].transport.request(message, limit))
             except PaddockError as error:
                 return error
 
         return list(await asyncio.gather(*(ask(index, message) for index, message in messages.items())))
 
 
-def _result(reply: dict[str, Any]) -> Any:
-    data = reply["data"]
-    if reply["type"] == "error":
-        return from_wire(data)
-    fields = data["observation"]
-    metadata = data.get("metadata") or {}
-    return StepResult(fields, data["reward"], data["done"], metadata)
+def _step_message(action: Any) -> dict[str, Any] | InvalidMessage:
+    try:
+        return {"type": "step", "data": fields_of(action)}
+    except InvalidMessage as refused:
+        return refused
+
+
+def _result(reply: dict[str, Any]) -> Result:
+    return from_wire(reply["data"]) if reply["type"] == "error" else result_of(reply["data"])

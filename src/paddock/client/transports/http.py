@@ -10,11 +10,13 @@ from urllib.parse import urlsplit
 import h11
 import orjson
 
+from paddock.client.outgoing import write
 from paddock.client.policy import Timeouts
+from paddock.client.returning import episode_lost
 from paddock.errors import (
+    ClientError,
     ConnectFailed,
     DeadlineExceeded,
-    EpisodeLost,
     InvalidMessage,
     PaddockError,
     ServerError,
@@ -65,6 +67,11 @@ def error_of(status: int, body: bytes) -> PaddockError:
     detail = document.get("detail") if isinstance(document, dict) else document
     if isinstance(document, dict) and "code" in document:
         return from_wire({**document, "message": detail, "detail": None})
+    if isinstance(document, dict) and isinstance(document.get("error"), dict):
+        detail = document["error"].get("message")
+        if status == 404:
+            # So MCP tells that there is no such session.
+            return SessionNotFound(str(detail))
     if status == 401:
         return Unauthorized(str(detail))
     if status == 422:
@@ -73,7 +80,7 @@ def error_of(status: int, body: bytes) -> PaddockError:
 
 
 class HttpTransport:
-    """An episode over plain HTTP. The server's `Session-Id` keeps it together."""
+    """An episode over plain HTTP. The server's `Session-Id` keeps it together: without one there is no episode."""
 
     foreign = False
 
@@ -88,18 +95,20 @@ class HttpTransport:
         """There is nothing to open: the first request connects."""
 
     async def request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-        kind = message["type"]
+        kind, data = message["type"], message.get("data", {})
         if kind == "mcp":
-            return {
-                "type": "mcp",
-                "data": await self._exchange("POST", "/mcp", self._in_session(message["data"]), timeout),
-            }
+            return {"type": "mcp", "data": await self._exchange("POST", "/mcp", write(data, kind), timeout)}
         if kind == "state":
-            return {"type": "state", "data": await self._exchange("GET", "/state", None, timeout)}
-        body = message.get("data", {}) if kind == "reset" else {"action": message["data"]}
-        if kind == "step" and timeout is not None:
-            body["timeout_s"] = timeout
-        return {"type": "observation", "data": await self._exchange("POST", f"/{kind}", body, timeout)}
+            return {"type": "state", "data": await self._exchange("GET", "/state", b"", timeout)}
+        if kind == "step":
+            data = {"action": data, **({} if timeout is None else {"timeout_s": timeout})}
+        answer = await self._exchange("POST", f"/{kind}", write(data, kind), timeout)
+        if kind == "reset" and self._session is None:
+            raise ClientError(
+                "the server keeps no episode over HTTP: every step would act in an environment of its own",
+                hint="use the WebSocket transport; if this is a Paddock server it is full, and has to free a slot",
+            )
+        return {"type": "observation", "data": answer}
 
     async def fetch(self, path: str) -> Any:
         return await get_json(self.base + path, self._headers, self.timeouts.connect)
@@ -107,22 +116,17 @@ class HttpTransport:
     async def close(self) -> None:
         """End the episode on the server too, as far as it knows how."""
         if self._session is not None:
-            call = {"jsonrpc": "2.0", "id": 0, "method": "openenv/session/close"}
+            params = {"session_id": self._session}
+            call = {"jsonrpc": "2.0", "id": 0, "method": "openenv/session/close", "params": params}
             with suppress(PaddockError):
                 await self.request({"type": "mcp", "data": call}, self.timeouts.connect)
         await self._connection.close()
 
-    def _in_session(self, call: dict[str, Any]) -> dict[str, Any]:
-        """A tool call acts in the episode that `/reset` began, if there is one."""
-        if self._session is None:
-            return call
-        return {**call, "params": {**call.get("params", {}), "session_id": self._session}}
-
-    async def _exchange(self, method: str, path: str, body: Any, timeout: float | None) -> Any:
-        headers = {"session-id": self._session} if self._session else {}
+    async def _exchange(self, method: str, path: str, content: bytes, timeout: float | None) -> Any:
+        name = "mcp-session-id" if path == "/mcp" else "session-id"
+        headers = {name: self._session} if self._session else {}
         try:
             async with asyncio.timeout(timeout):
-                content = b"" if body is None else encode(body)
                 status, received, answer = await self._connection.request(method, path, content, headers)
         except TimeoutError:
             raise DeadlineExceeded(f"no answer to {path} within {timeout} s") from None
@@ -131,8 +135,9 @@ class HttpTransport:
         if status >= 400:
             problem = error_of(status, answer)
             if isinstance(problem, (SessionNotFound, SessionClosed)):
-                self._session = None
-                raise EpisodeLost(f"the episode is lost: {problem.message}", hint="call reset() to begin a new one")
+                token, self._session = self._session, None
+                raise episode_lost(problem.message, token)
             raise problem
-        self._session = received.get("session-id", self._session)
+        # A reset that finds its session gone begins in a new one, or in none.
+        self._session = received.get("session-id", None if path == "/reset" else self._session)
         return orjson.loads(answer)

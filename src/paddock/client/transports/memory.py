@@ -9,7 +9,7 @@ import orjson
 from pydantic import ValidationError
 
 from paddock.config import Limits
-from paddock.errors import ClientError, InvalidMessage, PaddockError
+from paddock.errors import ClientError, DeadlineExceeded, InvalidMessage, PaddockError
 from paddock.protocol import jsonrpc, mcp
 from paddock.protocol.codec import encode, model_fields, observation_data
 from paddock.protocol.episode import CallTool, GetState, ListTools, Reset, Step
@@ -58,7 +58,13 @@ class MemoryTransport:
     async def request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
         if self._closed:
             raise ClientError("the client is closed")
-        await self.open()
+        try:
+            async with asyncio.timeout(timeout) as deadline:
+                await self.open()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise DeadlineExceeded(f"the environment was not built within {timeout} s") from None
         assert self._session is not None
         kind = message["type"]
         if kind == "mcp":
@@ -112,16 +118,13 @@ class MemoryTransport:
 
     async def _call(self, session: Session, document: dict[str, Any], timeout: float | None) -> dict[str, Any]:
         call = jsonrpc.read(document)
-        try:
-            if call.method == "tools/list":
-                tools = tools_of(self.blueprint)
-                if tools is None:
-                    tools = await self._dispatch.ask(session, ListTools(), timeout=timeout)
-                return jsonrpc.result({"tools": tools, **mcp.COMPLETE}, call.id)
-            request = CallTool(call.params["name"], call.params.get("arguments") or {})
-            return jsonrpc.result(_as_sent(await self._dispatch.ask(session, request, timeout=timeout)), call.id)
-        except PaddockError as error:
-            return jsonrpc.failure(error, call.id)
+        if call.method == "tools/list":
+            tools = tools_of(self.blueprint)
+            if tools is None:
+                tools = await self._dispatch.ask(session, ListTools(), timeout=timeout)
+            return jsonrpc.result({"tools": tools, **mcp.COMPLETE}, call.id)
+        request = CallTool(call.params["name"], call.params.get("arguments") or {})
+        return jsonrpc.result(_as_sent(await self._dispatch.ask(session, request, timeout=timeout)), call.id)
 
     async def _tick(self, manager: SessionManager) -> None:
         while True:

@@ -16,14 +16,15 @@ from urllib.parse import urlsplit, urlunsplit
 
 import orjson
 
+from paddock.client.outgoing import write
 from paddock.client.policy import Reconnect, Timeouts
+from paddock.client.returning import Tries, episode_lost
 from paddock.client.transports.http import get_json
 from paddock.client.transports.link import Link, connect
 from paddock.errors import (
     ClientError,
     ConnectFailed,
     DeadlineExceeded,
-    EpisodeLost,
     MessageTooBig,
     PaddockError,
     SessionClosed,
@@ -71,6 +72,7 @@ class WebSocketTransport:
         """Whether the environment declares that the same actions lead to the same observations."""
         self._headers = headers or {}
         self._reconnect = reconnect or Reconnect()
+        self._tries = Tries(self._reconnect)
         self._queue_timeout = queue_timeout
         self._on_queue = on_queue
         self._open_link = link
@@ -121,30 +123,16 @@ class WebSocketTransport:
             link.close()
 
     async def request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-        if self._closed:
-            raise ClientError("the client is closed")
-        if self._lost is not None:
-            if message["type"] != "reset":
-                raise self._lost
-            self._forget_episode()
-        await self.open()
-        if self._lost is not None:
-            raise self._lost
-        if self._closed:
-            raise ClientError("the client is closed")
-        pending = self._send(message, timeout)
         try:
-            async with asyncio.timeout(timeout):
-                reply = await pending.answer
+            async with asyncio.timeout(timeout) as deadline:
+                reply = await self._ask(message, timeout)
         except TimeoutError:
-            self._give_up(pending)
+            if not deadline.expired():
+                raise
             raise DeadlineExceeded(
                 f"no answer to {message['type']} within {timeout} s",
                 hint="raise timeouts.request, or look at the server",
             ) from None
-        except asyncio.CancelledError:
-            self._give_up(pending)
-            raise
         if isinstance(reply, PaddockError):
             raise reply
         if reply["type"] == "error":
@@ -173,15 +161,38 @@ class WebSocketTransport:
 
     # -- sending ----------------------------------------------------------------------------------
 
+    async def _ask(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any] | PaddockError:
+        """The answer to a message, connecting first if need be. A caller that is cancelled gives it up."""
+        self._check_not_closed()
+        if self._lost is not None:
+            if message["type"] != "reset":
+                raise self._lost
+            self._forget_episode()
+        await self.open()
+        if self._lost is not None:
+            raise self._lost
+        self._check_not_closed()
+        pending = self._send(message, timeout)
+        try:
+            return await pending.answer
+        except asyncio.CancelledError:
+            self._give_up(pending)
+            raise
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise ClientError("the client is closed")
+
     def _send(self, message: dict[str, Any], timeout: float | None) -> Pending:
         is_reset = message["type"] == "reset"
         if self.foreign:
-            pending = Pending(encode(message), is_reset=is_reset)
+            pending = Pending(write(message, message["type"]), is_reset=is_reset)
             self._in_order.append(pending)
         else:
             self._number += 1
             limit = {} if timeout is None else {"timeout_s": timeout}
-            pending = Pending(encode({**message, **limit, "id": self._number}), is_reset=is_reset)
+            numbered = {**message, **limit, "id": self._number}
+            pending = Pending(write(numbered, message["type"]), is_reset=is_reset)
             self._numbered[self._number] = pending
         if self._link is not None and not self._link.is_lost:
             self._link.send(pending.frame)
@@ -221,8 +232,10 @@ class WebSocketTransport:
             return
         else:
             return
-        if pending is not None and not pending.answer.done():
-            pending.answer.set_result(reply)
+        if pending is not None:
+            self._tries.begin_anew()
+            if not pending.answer.done():
+                pending.answer.set_result(reply)
 
     def _refused(self, error: PaddockError) -> None:
         """The server speaks of the session itself: it is not there, or not any more."""
@@ -231,7 +244,7 @@ class WebSocketTransport:
             self._returning = asyncio.get_running_loop().create_task(self._begin_anew())
             return
         if isinstance(error, (SessionNotFound, SessionClosed)):
-            error = self._episode_lost(error.message)
+            error = episode_lost(error.message, self._token)
         self._token = None
         self._fail(error)
 
@@ -277,7 +290,7 @@ class WebSocketTransport:
             self._returning = asyncio.get_running_loop().create_task(self._line_up_again(self._queued_since))
         elif self._token is None or self._reconnect.within <= 0:
             why = f"the connection dropped ({link.code} {link.reason})".rstrip()
-            self._fail(self._lost or self._episode_lost(why))
+            self._fail(self._lost or episode_lost(why))
         elif self._returning is None:
             self._returning = asyncio.get_running_loop().create_task(self._return())
 
@@ -296,10 +309,11 @@ class WebSocketTransport:
     async def _return(self) -> None:
         """Come back to the same session and repeat what is unanswered."""
         try:
-            link = await self._reach_again({**self._headers, "Session-Resume": self._token or ""})
+            headers = {**self._headers, "Session-Resume": self._token or ""}
+            link = await self._tries.reach(lambda: self._connect(headers))
         except ConnectFailed as error:
             self._token = None
-            self._fail(self._episode_lost(f"could not reconnect: {error}"))
+            self._fail(episode_lost(f"could not reconnect: {error}"))
             return
         finally:
             self._returning = None
@@ -319,7 +333,8 @@ class WebSocketTransport:
         if left is not None:
             left = max(0.0, since + left - asyncio.get_running_loop().time())
         try:
-            link = await self._reach_again(self._asking(left))
+            headers = self._asking(left)
+            link = await self._tries.reach(lambda: self._connect(headers))
         except ConnectFailed as error:
             self._fail(error)
             return
@@ -329,22 +344,6 @@ class WebSocketTransport:
         if self._link is not None:
             for pending in self._numbered.values():
                 self._link.send(pending.frame)
-
-    async def _reach_again(self, headers: dict[str, str]) -> Link:
-        """Connect once more, for as long as the policy allows."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._reconnect.within
-        for pause in self._reconnect.pauses():
-            try:
-                return await self._connect(headers)
-            except ConnectFailed:
-                if loop.time() + pause > deadline:
-                    raise
-            await asyncio.sleep(pause)
-        raise AssertionError("pauses never end")
-
-    def _episode_lost(self, why: str) -> EpisodeLost:
-        return EpisodeLost(f"the episode is lost: {why}", hint="call reset() to begin a new one")
 
     def _fail(self, error: PaddockError) -> None:
         """Every waiting caller hears of it, and so does the next one, until a reset begins anew."""
@@ -370,7 +369,13 @@ class WebSocketTransport:
         scheme, host, path, _, _ = urlsplit(url or self.base)
         query = f"lease={lease}" if lease else ""
         address = urlunsplit(("wss" if scheme == "https" else "ws", host, f"{path}/ws", query, ""))
-        self._attempt += 1
-        received = partial(self._received, self._attempt)
-        opened: Link = await self._open_link(address, headers, received, self._dropped, self.timeouts.connect)
+        self._attempt = attempt = self._attempt + 1
+        received = partial(self._received, attempt)
+        try:
+            opened: Link = await self._open_link(address, headers, received, self._dropped, self.timeouts.connect)
+        except asyncio.CancelledError:
+            if attempt == self._attempt:
+                # What a connection that nobody waits for says is not for us.
+                self._attempt += 1
+            raise
         return opened

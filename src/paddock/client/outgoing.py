@@ -1,0 +1,44 @@
+"""What a client sends: actions as plain fields, messages as JSON. What cannot be sent is refused here, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError
+
+from paddock.errors import EnvironmentFailure, InvalidMessage
+from paddock.protocol.codec import encode
+
+PARTS = {"step": "action", "reset": "arguments", "mcp": "arguments"}
+"""What a caller calls the part of a message that it has given."""
+
+
+def fields_of(action: Any) -> dict[str, Any]:
+    """The fields of an action, which is a dict or a model. Raises InvalidMessage."""
+    if isinstance(action, dict):
+        return action
+    if not isinstance(action, BaseModel):
+        raise _refused("action", "dict_type", f"{action!r:.60} is neither a dict nor an action model")
+    try:
+        return action.model_dump(mode="json", by_alias=True, fallback=_plain)
+    except (PydanticSerializationError, EnvironmentFailure, ValueError, TypeError, RecursionError) as error:
+        raise _refused("action", "not_json", str(error)) from error
+
+
+def write(document: Any, kind: str) -> bytes:
+    """A message of this kind as it is sent. Raises InvalidMessage for what JSON cannot express."""
+    try:
+        return encode(document)
+    except EnvironmentFailure as error:
+        raise _refused(PARTS.get(kind, "message"), "not_json", str(error.__cause__ or error)) from error
+
+
+def _plain(value: Any) -> Any:
+    """What pydantic does not know may still be an array."""
+    return orjson.loads(encode(value))
+
+
+def _refused(part: str, kind: str, reason: str) -> InvalidMessage:
+    return InvalidMessage("Invalid message", errors=[{"type": kind, "loc": [part], "msg": reason}])
