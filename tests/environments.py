@@ -214,8 +214,11 @@ class AsyncKit(Watched, ToolEnvironment):
         return "never"
 
     @tool
-    def plain(self) -> str:
+    def plain(self, hang: bool = False) -> str:
         """Not async."""
+        self.noted()
+        if hang:
+            self.release.wait(30)
         return threading.current_thread().name
 
 

@@ -115,9 +115,15 @@ def servers(kind: str, lives: list[Watched]) -> Iterator[Serve]:
     running: list[Running] = []
 
     def serve(
-        make: Any, *, mode: str = "simulation", access: Access | None = None, app: Any = None, **limits: Any
+        make: Any,
+        *,
+        through: str = kind,
+        mode: str = "simulation",
+        access: Access | None = None,
+        app: Any = None,
+        **limits: Any,
     ) -> Running:
-        running.append(Running(make, kind, mode, access or Access(), app or {}, limits))
+        running.append(Running(make, through, mode, access or Access(), app or {}, limits))
         return running[-1]
 
     yield serve

@@ -82,8 +82,13 @@ def test_importing_paddock_is_quick() -> None:
 
 
 def test_writing_an_environment_is_quick() -> None:
-    code = "import time; t = time.process_time(); from paddock import Environment; print(time.process_time() - t)"
-    assert min(float(python(code)) for _ in range(3)) < 0.5
+    """Most of the time is pydantic's, which every environment needs."""
+
+    def seconds(imports: str) -> float:
+        return float(python(f"import time; t = time.process_time(); {imports}; print(time.process_time() - t)"))
+
+    needed = "from pydantic import BaseModel, TypeAdapter"
+    assert min(seconds("from paddock import Environment") / seconds(needed) for _ in range(3)) < 2.5
 
 
 @pytest.mark.parametrize(
@@ -133,7 +138,8 @@ ALLOWED = {
     "net": BASE,
     "protocol": {"errors", "types"},
     "tools": BASE | {"protocol"},
-    "env": BASE | {"protocol", "tools"},
+    "rubric": set(),
+    "env": BASE | {"protocol", "rubric", "tools"},
     "telemetry": BASE | {"protocol"},
     "sessions": BASE | {"protocol", "tools", "env", "telemetry"},
     "server": BASE | {"protocol", "tools", "env", "telemetry", "sessions", "net"},

@@ -52,8 +52,9 @@ class Limits:
         for name in ("ping_interval", "ping_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")
-        if self.message_bytes < 1 or self.threads < 1:
-            raise ConfigError("message_bytes and threads must be at least 1")
+        for name in ("message_bytes", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}", hint="give at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,10 @@ def read_variables(environ: Mapping[str, str] | None = None) -> Variables:
     """Read `PADDOCK_*`, and the variables OpenEnv gives the same meaning to."""
     source = os.environ if environ is None else environ
     mode = source.get("PADDOCK_MODE") or source.get("OPENENV_MODE") or "simulation"
-    count = source.get("PADDOCK_MAX_SESSIONS") or source.get("MAX_CONCURRENT_ENVS")
+    most = next((name for name in ("PADDOCK_MAX_SESSIONS", "MAX_CONCURRENT_ENVS") if source.get(name)), None)
+    count = source[most] if most else None
     if count is not None and not (count.isascii() and count.isdigit()):
-        raise ConfigError(f"PADDOCK_MAX_SESSIONS is {count!r}", hint="give a whole number")
+        raise ConfigError(f"{most} is {count!r}", hint="give a whole number")
     return Variables(
         auth_token=source.get("PADDOCK_AUTH_TOKEN") or None,
         mode=parse_mode(mode),

@@ -39,7 +39,7 @@ class FrontProcess:
 
     def client(self, script: str) -> dict[str, Any]:
         finished = self.run(HERE / "clients" / script)
-        assert finished.returncode == 0, finished.stderr[-4000:]
+        assert finished.returncode == 0, f"{script} ended with code {finished.returncode}\n{finished.stderr[-4000:]}"
         answer: dict[str, Any] = json.loads(finished.stdout)
         return answer
 

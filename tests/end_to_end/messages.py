@@ -69,8 +69,8 @@ def rpc_result(id: Any, result: Any) -> dict[str, Any]:
 
 
 def rpc_error(id: Any, code: int, message: Any = None, data: Any = None) -> dict[str, Any]:
-    """An error answer. Paddock may add a hint to its data."""
-    told = Besides(data or {}, "kind", "hint")
+    """An error answer. Paddock may name the error in its data, and add a hint."""
+    told = Besides(data or {}, "code", "kind", "error_type", "hint")
     return {
         "jsonrpc": "2.0",
         "id": id,

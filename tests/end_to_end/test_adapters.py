@@ -220,7 +220,7 @@ def test_a_server_that_dies_is_told_and_replaced(notes: Any) -> None:
     with SyncClient(notes) as client:
         first = client.call_tool("process")
         os.kill(first, signal.SIGKILL)
-        with pytest.raises(ToolFailure, match="MCP server notes"):
+        with pytest.raises(EnvironmentFailure, match="MCP server notes"):
             client.call_tool("process")
         client.reset()
         assert client.call_tool("process") != first

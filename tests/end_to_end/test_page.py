@@ -195,6 +195,7 @@ def test_the_work_folder_can_be_read(page: Page, ids: dict[str, str]) -> None:
     expect(page.get_by_text("What changed is not known")).to_be_visible()
     expect(page.locator(".diff")).to_have_count(0)
     go(page, f"#/rollouts/{ids['solve']}/files")
+    expect(page.get_by_role("heading", name="solve")).to_be_visible()
     page.get_by_role("button", name="answer.txt").click()
     expect(page.locator(".file-shown pre")).to_contain_text("42")
 

@@ -127,24 +127,26 @@ def test_a_result_names_its_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "number"),
+    ("error", "number", "data"),
     [
-        (ToolNotFound("t"), -32602),
-        (InvalidToolArguments("t"), -32602),
-        (ToolFailure("t"), -32603),
-        (SessionNotFound("t"), -32602),
-        (CapacityReached("t"), -32000),
+        (ToolNotFound("t"), -32602, {"code": "TOOL_ERROR", "error_type": "tool_not_found"}),
+        (InvalidToolArguments("t"), -32602, {"code": "TOOL_ERROR", "error_type": "invalid_args"}),
+        (ToolFailure("t"), -32603, {"code": "TOOL_ERROR", "error_type": "execution_error"}),
+        (SessionNotFound("t"), -32602, {"code": "SESSION_ERROR", "kind": "not_found"}),
+        (CapacityReached("t"), -32000, {"code": "CAPACITY_REACHED"}),
+        (RpcError(-32601, "t"), -32601, None),
     ],
 )
-def test_an_error_has_its_code_and_always_three_keys(error: Any, number: int) -> None:
+def test_an_error_has_its_code_and_always_three_keys(error: Any, number: int, data: Any) -> None:
     response = jsonrpc.failure(error, 3)
-    assert response["error"] == {"code": number, "message": "t", "data": None}
+    assert response["error"] == {"code": number, "message": "t", "data": data}
     assert response["id"] == 3
 
 
 def test_an_error_tells_the_values_behind_it() -> None:
     error = CapacityReached("full", hint="wait", active_sessions=4, max_sessions=4)
     assert jsonrpc.failure(error)["error"]["data"] == {
+        "code": "CAPACITY_REACHED",
         "active_sessions": 4,
         "max_sessions": 4,
         "hint": "wait",

@@ -1,5 +1,10 @@
-"""Serves from several processes, for the tests of workers: `python served.py FOLDER WORKERS CAPACITY`."""
+"""Serves from several processes, for the tests of workers: `python served.py FOLDER WORKERS CAPACITY [BESIDES…]`.
 
+With `child` the parent has another child besides its workers, which ends soon. With `hasty` an answer that takes a
+moment begins as a stream.
+"""
+
+import asyncio
 import os
 import sys
 import time
@@ -8,6 +13,7 @@ from typing import Any
 
 from paddock import ToolEnvironment, serve, tool
 from paddock.config import Limits, ServerConfig
+from paddock.server import patience
 
 FOLDER = Path(sys.argv[1])
 
@@ -32,6 +38,16 @@ class Noted(ToolEnvironment):
         time.sleep(seconds)
         return "done"
 
+    @tool
+    async def hang(self) -> str:
+        note("began to hang")
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            note("cancelled")
+            raise
+        return "never"
+
     def close(self) -> None:
         note(f"closed {os.getpid()} {id(self)}")
 
@@ -41,7 +57,18 @@ def note(line: str) -> None:
         notes.write(line + "\n")
 
 
+def have_a_child() -> None:
+    if os.fork() == 0:
+        time.sleep(0.2)
+        note("child ended")
+        os._exit(0)
+
+
 if __name__ == "__main__":
+    if "child" in sys.argv[4:]:
+        have_a_child()
+    if "hasty" in sys.argv[4:]:
+        patience.PATIENCE = 0.1
     limits = Limits(max_sessions=int(sys.argv[3]), give_way_after=0.5, drain_grace=3)
     serve(
         Noted,

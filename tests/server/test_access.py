@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from environments import Adder, Kit
+from paddock import create_app
 from paddock.config import Access, Limits, ServerConfig
 from paddock.errors import ConfigError, Forbidden, Unauthorized
 from paddock.server.access import check_access, check_browser, has_token
@@ -31,6 +32,13 @@ WRONG = [
 
 def headers(**given: str | None) -> Any:
     return {name.replace("_", "-"): value for name, value in given.items()}.get
+
+
+def test_an_app_wants_the_token_of_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PADDOCK_AUTH_TOKEN", TOKEN)
+    service = create_app(Adder).state.service
+    assert service.config.access.token == TOKEN
+    require_token("0.0.0.0", service)
 
 
 @pytest.mark.parametrize("sent", WRONG)

@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from environments import Adder, Scripted, Watched
-from paddock.server.aside import LARGEST, SideWriter
+from paddock.server.aside import SideWriter
+from paddock.server.plain_frame import LARGEST
 from running import Running, Serve, wait_until
 from wire import PING, PONG, TEXT
 

@@ -131,6 +131,28 @@ def test_a_full_server_still_answers_independent_calls(serve_fast: Serve) -> Non
     assert http("POST", "/step", {"action": {"amount": 3}}).json["observation"]["total"] == 3
 
 
+def test_a_reset_waits_for_a_session_if_it_says_how_long(serve_fast: Serve) -> None:
+    server = serve_fast(Adder, max_sessions=1)
+    first = server.raw()
+    first.send('{"type":"step","data":{"amount":1}}')
+    first.answer()
+    http = server.http()
+    assert http("POST", "/reset", queue_timeout="0.1").headers["Session-Id"] is None
+    http.connection.request("POST", "/reset", headers={"Queue-Timeout": "20"})
+    wait_until(lambda: server.health()["waiting"] == 1)
+    first.reset()
+    assert http.connection.getresponse().headers["Session-Id"]
+
+
+def test_a_reset_whose_client_left_opens_no_session(serve_fast: Serve) -> None:
+    server = serve_fast(SlowToBuild)
+    http = server.http()
+    http.connection.request("POST", "/reset")
+    wait_until(lambda: server.health()["sessions"] == 1)
+    http.close()
+    wait_until(lambda: server.health()["sessions"] == 0)
+
+
 def test_instances_that_may_not_overlap_do_not(serve_fast: Serve, lives: list[Watched]) -> None:
     server = serve_fast(Alone, max_sessions=1)
     ws = server.raw()
@@ -146,6 +168,15 @@ def test_instances_that_may_not_overlap_do_not(serve_fast: Serve, lives: list[Wa
     ws.reset()
     for thread in threads:
         thread.join()
+
+
+def test_a_session_for_one_call_is_handed_to_nobody(serve_fast: Serve) -> None:
+    http = serve_fast(Alone, max_sessions=1).http()
+    for method, path, body in (("POST", "/step", {"action": {"amount": 1}}), ("GET", "/state", None)):
+        answer = http(method, path, body)
+        assert (answer.status, answer.headers["Session-Id"], answer.headers["Set-Cookie"]) == (200, None, None)
+    token = http("POST", "/reset").headers["Session-Id"]
+    assert http("POST", "/step", {"action": {"amount": 1}}, session_id=token).headers["Session-Id"] == token
 
 
 def _quietly(server: Any, path: str) -> None:

@@ -3,20 +3,21 @@
 import json
 import os
 import random
-import struct
+import select
+import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from environments import Adder, Alone, Did, Script, Scripted, Watched
-from paddock.server.line import MOST, whole_text
+from odd_frames import ENDS, ODD, STEP, frame, total
+from paddock.server.fast import FastSocket
+from paddock.server.kernel import Looker
+from paddock.server.reading import By
 from running import Running, Serve, wait_until
-from wire import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, RawSocket
-
-STEP = '{{"type":"step","data":{{"amount":{}}}}}'
+from wire import PING, PONG, TEXT, RawSocket
 
 
 class Affine(Adder):
@@ -32,11 +33,6 @@ def lent(server: Running) -> bool:
     return server.service.manager.loan is not None
 
 
-def total(answer: Any) -> int:
-    found: int = answer["data"]["observation"]["total"]
-    return found
-
-
 def stepping(server: Running, **headers: str) -> RawSocket:
     """A connection that is lent: its first step has been answered."""
     ws = server.raw(headers="".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items()))
@@ -47,12 +43,6 @@ def stepping(server: Running, **headers: str) -> RawSocket:
     assert total(ws.answer()) == 1
     wait_until(lambda: lent(server))
     return ws
-
-
-def frame(text: str) -> bytes:
-    data = text.encode()
-    head = bytes([0x81, 0x80 | len(data)]) if len(data) < 126 else struct.pack("!BBH", 0x81, 0xFE, len(data))
-    return head + bytes(4) + data
 
 
 @ENVIRONMENTS
@@ -67,32 +57,6 @@ def test_steps_are_read_and_answered_by_the_thread(serve_fast: Serve, kind: Any,
     [session] = server.service.manager.sessions()
     assert session.steps == 199
     assert server.service.manager.metrics.calls["step"].count == 199
-
-
-def in_pieces(ws: RawSocket, data: bytes, size: int) -> None:
-    for begins in range(0, len(data), size):
-        ws.tcp.sendall(data[begins : begins + size])
-        time.sleep(0.002)
-
-
-def in_fragments(ws: RawSocket) -> None:
-    ws.send('{"type":"step",', final=False)
-    ws.send('"data":{"amount":2}}', CONTINUATION)
-
-
-ODD: dict[str, tuple[str, Callable[[RawSocket], None]]] = {
-    "a state": ("state", lambda ws: ws.send('{"type":"state"}')),
-    "a deadline": ("observation", lambda ws: ws.send('{"type":"step","data":{"amount":2},"timeout_s":5}')),
-    "a wrong action": ("error", lambda ws: ws.send(STEP.format(-1))),
-    "no JSON": ("error", lambda ws: ws.send("what?")),
-    "an empty message": ("error", lambda ws: ws.send("")),
-    "binary": ("error", lambda ws: ws.send(b"\x00\x01", BINARY)),
-    "a large step": ("observation", lambda ws: ws.send(STEP.format("2" + " " * 2 * MOST))),
-    "fragments": ("observation", in_fragments),
-    "half a frame": ("observation", lambda ws: in_pieces(ws, frame(STEP.format(2)), 11)),
-    "byte by byte": ("observation", lambda ws: in_pieces(ws, frame(STEP.format(2)), 1)),
-    "half a head": ("observation", lambda ws: in_pieces(ws, frame(STEP.format("2" + " " * 200)), 3)),
-}
 
 
 @ENVIRONMENTS
@@ -157,15 +121,6 @@ def test_a_silent_client_is_pinged_and_dropped(serve_fast: Serve) -> None:
     wait_until(lambda: not lent(server))
 
 
-ENDS: dict[str, Callable[[RawSocket], None]] = {
-    "a close frame": lambda ws: ws.send(struct.pack("!H", 1000), CLOSE),
-    "a close message": lambda ws: ws.send('{"type":"close"}'),
-    "a dropped connection": lambda ws: ws.close(),
-    "a reset connection": lambda ws: ws.reset(),
-    "half a frame, then nothing": lambda ws: (ws.tcp.sendall(frame(STEP.format(1))[:9]), ws.close())[1],
-}
-
-
 @ENVIRONMENTS
 @pytest.mark.parametrize("end", ENDS)
 def test_every_end_frees_the_session(serve_fast: Serve, end: str, kind: Any) -> None:
@@ -190,12 +145,14 @@ def test_a_client_that_leaves_during_a_hung_step_frees_its_slot(
 
 
 @ENVIRONMENTS
-def test_a_second_client_ends_the_loan_and_both_go_on(serve_fast: Serve, kind: Any) -> None:
+def test_a_second_client_comes_and_both_go_on(serve_fast: Serve, kind: Any) -> None:
+    """Those that may share a thread are lent together; the others are not lent any more."""
     server = serve_fast(kind)
     first = stepping(server)
     second = server.socket()
     assert total(second.step(amount=5)) == 5
-    wait_until(lambda: not lent(server))
+    if kind is not Adder:
+        wait_until(lambda: not lent(server))
     for number in range(2, 30):
         first.send(STEP.format(1))
         assert total(first.answer()) == number
@@ -381,6 +338,22 @@ def test_a_message_over_the_limit_is_refused_as_ever(serve_fast: Serve) -> None:
     assert ws.close_code() == 1009
 
 
+@ENVIRONMENTS
+@pytest.mark.parametrize("size", [1791, 1792, 1793, 3584])
+def test_frames_that_end_where_a_buffer_does_are_answered_in_their_order(
+    serve_fast: Serve, kind: Any, size: int
+) -> None:
+    """What a thread gives back goes to picows in pieces, and the end of a piece is not the end of what came."""
+    ws = stepping(serve_fast(kind))
+    long = STEP.format(1)
+    long = STEP.format("1" + " " * (size - len(frame(long + " " * 200)) + 200))
+    assert len(frame(long)) == size
+    ws.tcp.sendall(frame(long) + frame(STEP.format(1)))
+    assert [total(ws.answer()) for _ in range(2)] == [2, 3]
+    ws.send(STEP.format(1))
+    assert total(ws.answer()) == 4
+
+
 class Slow(Adder):
     """Takes its time to be built."""
 
@@ -401,24 +374,172 @@ def test_the_rest_of_a_frame_is_never_taken_for_a_whole_one(serve_fast: Serve, l
     assert life.steps == 1
 
 
-# -- frames ---------------------------------------------------------------------------------------
+# -- several sessions, one thread -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 5000, 65535])
-@pytest.mark.parametrize("mask", [bytes(4), b"\x01\xfe\x7f\x80"])
-def test_a_whole_text_frame_is_unmasked(size: int, mask: bytes) -> None:
-    payload = random.Random(size).randbytes(size)
-    head = bytes([0x81, 0x80 | size]) if size < 126 else struct.pack("!BBH", 0x81, 0xFE, size)
-    data = head + mask + bytes(byte ^ mask[place % 4] for place, byte in enumerate(payload))
-    assert whole_text(data) == payload
-    assert whole_text(data + b"\x81") is None
-    assert all(whole_text(data[:cut]) is None for cut in range(max(0, len(data) - 300), len(data)))
+def shared(server: Running, count: int) -> list[RawSocket]:
+    """Connections that one thread reads."""
+    sockets = [server.raw() for _ in range(count)]
+
+    def step() -> bool:
+        for ws in sockets:
+            ws.send(
+                '{"type":"step","data":{}}' if issubclass(server.service.blueprint.cls, Scripted) else STEP.format(0)
+            )
+            assert ws.answer()["type"] == "observation"
+        return readers(server) == [By.THREAD] * count
+
+    wait_until(step)
+    return sockets
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [(0x01, 0x80), (0x80, 0x80), (0x82, 0x80), (0x88, 0x80), (0xC1, 0x80), (0x81, 0x00), (0x81, 0xFF)],
-)
-def test_any_other_frame_is_none(first: int, second: int) -> None:
-    assert whole_text(bytes([first, second]) + bytes(12)) is None
-    assert all(whole_text(bytes([first, second]) + bytes(more)) is None for more in range(4, 150))
+def readers(server: Running) -> list[By]:
+    return [one.reading.by for one in server.service.sockets if isinstance(one, FastSocket)]
+
+
+def test_one_thread_steps_for_many(serve_fast: Serve, lives: list[Watched]) -> None:
+    server = serve_fast(Adder, max_sessions=8)
+    sockets = shared(server, 8)
+    metrics = server.service.manager.metrics.calls["step"]
+    before, were = metrics.count, [len(life.threads) for life in lives]
+    for number in range(1, 50):
+        for ws in sockets:
+            ws.send(STEP.format(1))
+        assert {total(ws.answer()) for ws in sockets} == {number}
+    assert metrics.count == before + 8 * 49
+    assert len({name for life, first in zip(lives, were, strict=True) for name in life.threads[first:]}) == 1
+
+
+def test_clients_that_hurry_each_other_get_their_own_answers(serve_fast: Serve) -> None:
+    server, wrong = serve_fast(Adder, max_sessions=8), []
+    sockets = shared(server, 8)
+
+    def hurry(ws: RawSocket, amount: int) -> None:
+        for number in range(1, 300):
+            if number % 40 == 0:
+                ws.send('{"type":"state"}')
+                wrong.extend([] if ws.answer()["data"]["total"] == (number - 1) * amount else [amount])
+            ws.send(STEP.format(amount))
+            wrong.extend([] if total(ws.answer()) == number * amount else [amount])
+
+    clients = [threading.Thread(target=hurry, args=(ws, amount)) for amount, ws in enumerate(sockets, 1)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    assert wrong == []
+
+
+def test_a_step_that_hangs_keeps_the_others_waiting_for_a_moment(serve_fast: Serve, lives: list[Watched]) -> None:
+    server = serve_fast(Scripted, max_sessions=8)
+    hung, *others = shared(server, 5)
+    hung.send('{"type":"step","data":{"hang":true}}')
+    for ws in others:
+        ws.send('{"type":"step","data":{"value":7}}')
+    began = time.monotonic()
+    assert [ws.answer()["data"]["observation"]["value"] for ws in others] == [7] * 4
+    assert time.monotonic() - began < 1
+    assert By.THREAD not in readers(server)
+    for life in lives:
+        life.release.set()
+    assert hung.answer()["type"] == "observation"
+    for ws in (hung, *others):
+        ws.send('{"type":"step","data":{"value":8}}')
+        assert ws.answer()["data"]["observation"]["value"] == 8
+    assert sum(life.steps for life in lives) % 5 == 0
+
+
+def test_a_hung_step_has_its_deadline_and_its_client_may_leave(serve_fast: Serve, lives: list[Watched]) -> None:
+    server = serve_fast(Scripted, max_sessions=8, step_timeout=0.3)
+    late, left, other = shared(server, 3)
+    for ws in (late, left):
+        ws.send('{"type":"step","data":{"hang":true}}')
+    assert late.answer()["data"]["code"] == "STEP_TIMEOUT"
+    left.reset()
+    wait_until(lambda: server.service.manager.statistics().sessions == 2)
+    other.send('{"type":"step","data":{"value":7}}')
+    assert other.answer()["data"]["observation"]["value"] == 7
+    for life in lives:
+        life.release.set()
+    wait_until(lambda: server.service.manager.statistics().hung == 0)
+
+
+def test_steps_that_take_their_time_are_not_done_by_one_thread(serve_fast: Serve) -> None:
+    server = serve_fast(Scripted)
+    sockets = [server.raw() for _ in range(4)]
+    for _ in range(3):
+        began = time.monotonic()
+        for ws in sockets:
+            ws.send('{"type":"step","data":{"sleep":0.1}}')
+        assert all(ws.answer()["type"] == "observation" for ws in sockets)
+        assert time.monotonic() - began < 0.35
+    assert not lent(server)
+
+
+def test_a_drain_tells_all_whose_connections_are_lent(serve_fast: Serve, lives: list[Watched]) -> None:
+    server = serve_fast(Adder, max_sessions=20)
+    sockets = shared(server, 20)
+    server.begin_to_stop()
+    assert {ws.close_code() for ws in sockets} == {1012}
+    server.thread.join(10)
+    assert [life.closes for life in lives] == [1] * 20
+
+
+def test_connections_that_cannot_be_watched_stay_with_the_loop(
+    serve_fast: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr("paddock.server.line.SocketWatch.add", refuse)
+    ws = serve_fast(Adder).raw()
+    for number in range(1, 4):
+        ws.send(STEP.format(1))
+        assert total(ws.answer()) == number
+
+
+def test_the_loop_goes_on_while_a_thread_is_busy(serve_fast: Serve) -> None:
+    server, stop = serve_fast(Adder, max_sessions=8), threading.Event()
+    sockets = shared(server, 6)
+
+    def go_on(ws: RawSocket) -> None:
+        while not stop.is_set():
+            ws.send(STEP.format(1))
+            ws.answer()
+
+    clients = [threading.Thread(target=go_on, args=(ws,)) for ws in sockets]
+    for client in clients:
+        client.start()
+    try:
+        began = time.monotonic()
+        for _ in range(20):
+            assert server.http()("GET", "/health").json["sessions"] == 6
+        assert time.monotonic() - began < 5
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+
+
+def test_a_look_finds_what_a_poll_finds() -> None:
+    ends = [socket.socketpair() for _ in range(5)]
+    with select.epoll() as ready:
+        for mine, _ in ends:
+            ready.register(mine, select.EPOLLIN)
+        look = Looker(ready.fileno(), 3).look
+        assert look() == []
+        ends[1][1].send(b"x")
+        ends[4][1].close()
+        assert (
+            sorted(look())
+            == sorted(ready.poll(0))
+            == sorted(
+                [(ends[1][0].fileno(), select.EPOLLIN), (ends[4][0].fileno(), select.EPOLLIN | select.EPOLLHUP)]
+            )
+        )
+        for _, theirs in ends[:4]:
+            theirs.send(b"x")
+        assert len(look()) == 3
+    for pair in ends:
+        for end in pair:
+            end.close()

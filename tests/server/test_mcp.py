@@ -9,6 +9,7 @@ import pytest
 
 from environments import Adder, AsyncKit, Kit, Watched
 from paddock.envs.echo import Echo
+from paddock.server.ws import MOST_EARLY_FRAMES
 from running import Running, Serve, wait_until
 from wire import Http
 
@@ -32,6 +33,14 @@ def initialized(http: Http) -> str:
     answer = http("POST", "/mcp", rpc("initialize", HELLO))
     assert answer.json["result"]["protocolVersion"] == "2025-06-18"
     return str(answer.headers["Mcp-Session-Id"])
+
+
+def begin(server: Running, document: Any, **headers: str) -> Http:
+    """A caller that has sent its request and has not been answered yet."""
+    caller = server.http()
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    caller.connection.request("POST", "/mcp", json.dumps(document), named)
+    return caller
 
 
 # -- POST -----------------------------------------------------------------------------------------
@@ -85,6 +94,42 @@ def test_an_error_has_its_code_and_keeps_the_id(serve_fast: Serve, document: Any
     assert answer.status == 200
     assert (answer.json["error"]["code"], answer.json["id"]) == (code, 1)
     assert answer.json["error"].keys() == {"code", "message", "data"}
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        (call("nope"), {"code": "TOOL_ERROR", "error_type": "tool_not_found"}),
+        (call("add"), {"code": "TOOL_ERROR", "error_type": "invalid_args"}),
+        (call("fail", text="x"), {"code": "TOOL_ERROR", "error_type": "execution_error"}),
+        ({**call("look"), "session_id": "nope"}, {"code": "SESSION_ERROR", "kind": "not_found"}),
+    ],
+)
+def test_the_data_of_an_error_names_it(serve_fast: Serve, params: Any, told: dict[str, str]) -> None:
+    error = serve_fast(Kit).http().rpc("tools/call", params)["error"]
+    assert {key: error["data"].get(key) for key in told} == told
+
+
+def test_the_data_of_an_error_tells_a_deadline_and_what_comes_of_it(serve_fast: Serve) -> None:
+    server = serve_fast(Kit, step_timeout=0.2)
+    http = server.http()
+    named = {"session_id": created(http)}
+    late = http.rpc("tools/call", {**call("pause", seconds=20), **named})["error"]["data"]
+    assert late["code"] == "STEP_TIMEOUT"
+    busy = http.rpc("tools/call", {**call("look"), **named})["error"]["data"]
+    assert (busy["code"], busy["kind"]) == ("SESSION_ERROR", "busy")
+
+
+def test_the_data_of_an_error_tells_that_the_session_was_closed(serve_fast: Serve) -> None:
+    server = serve_fast(AsyncKit)
+    token = initialized(server.http())
+    waiting = begin(server, rpc("tools/call", call("hang")), mcp_session_id=token)
+    wait_until(lambda: server.health()["running"] == 1)
+    server.http()("DELETE", "/mcp", mcp_session_id=token)
+    closed = json.loads(waiting.connection.getresponse().read())["error"]["data"]
+    assert (closed["code"], closed["kind"]) == ("SESSION_ERROR", "closed")
+    gone = server.http()("POST", "/mcp", rpc("ping"), mcp_session_id=token).json["error"]["data"]
+    assert (gone["code"], gone["kind"]) == ("SESSION_ERROR", "not_found")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 5000])
@@ -320,6 +365,54 @@ def test_a_caller_that_leaves_takes_only_its_own_call(serve_fast: Serve, lives: 
     assert answers[0]["result"]["data"] == 1
 
 
+@pytest.mark.parametrize("method", ["openenv/session/create", "initialize"])
+def test_who_leaves_the_queue_gets_no_session(serve_fast: Serve, method: str) -> None:
+    server = serve_fast(Kit, max_sessions=1, queue_timeout=30)
+    http = server.http()
+    token = created(http)
+    leaving = begin(server, rpc(method, HELLO))
+    wait_until(lambda: server.health()["waiting"] == 1)
+    leaving.close()
+    wait_until(lambda: server.health()["waiting"] == 0)
+    http.rpc("openenv/session/close", {"session_id": token})
+    assert server.health()["sessions"] == 0
+
+
+@pytest.mark.parametrize("method", ["openenv/session/create", "initialize"])
+def test_who_leaves_while_the_environment_is_built_gets_no_session(serve_fast: Serve, method: str) -> None:
+    class Slow(Kit):
+        def __init__(self) -> None:
+            time.sleep(0.3)
+            super().__init__()
+
+    server = serve_fast(Slow, max_sessions=1)
+    leaving = begin(server, rpc(method, HELLO))
+    wait_until(lambda: server.health()["sessions"] == 1)
+    leaving.close()
+    wait_until(lambda: server.health()["sessions"] == 0)
+
+
+def test_who_leaves_in_the_middle_of_a_batch_leaves_no_session(serve_fast: Serve) -> None:
+    server = serve_fast(AsyncKit)
+    leaving = begin(server, [rpc("initialize", HELLO), rpc("tools/call", call("hang"), id=2), rpc("ping", id=3)])
+    wait_until(lambda: server.health()["running"] == 1)
+    leaving.close()
+    wait_until(lambda: server.health()["sessions"] == 0)
+
+
+@pytest.mark.parametrize("method", ["openenv/session/create", "initialize"])
+def test_a_caller_may_say_how_long_it_waits_for_a_session(serve_fast: Serve, method: str) -> None:
+    server = serve_fast(Kit, max_sessions=1)
+    http = server.http()
+    token = created(http)
+    error = server.http()("POST", "/mcp", rpc(method, HELLO), queue_timeout="0.2").json["error"]
+    assert (error["code"], error["data"]["max_sessions"]) == (-32000, 1)
+    waiting = begin(server, rpc(method, HELLO), queue_timeout="20")
+    wait_until(lambda: server.health()["waiting"] == 1)
+    http.rpc("openenv/session/close", {"session_id": token})
+    assert b"result" in waiting.connection.getresponse().read()
+
+
 # -- MCP sessions ---------------------------------------------------------------------------------
 
 
@@ -441,6 +534,33 @@ def test_a_full_server_refuses_a_socket_with_1013(serve: Serve) -> None:
     assert late.end() == 1013
 
 
+def test_a_socket_may_say_how_long_it_waits_for_a_slot(serve: Serve) -> None:
+    server = serve(Kit, max_sessions=1)
+    first = server.raw("/mcp")
+    first.send(json.dumps(rpc("ping")))
+    first.answer()
+    assert server.socket("/mcp", Queue_Timeout="0.2").receive()["error"]["data"]["kind"] == "queue_timeout"
+    late = server.socket("/mcp", Queue_Timeout="20")
+    wait_until(lambda: server.health()["waiting"] == 1)
+    first.reset()
+    assert late.ask(rpc("ping"))["result"] == {}
+
+
+def test_frames_before_the_session_wait_for_it_up_to_a_limit(serve: Serve) -> None:
+    server = serve(Kit, max_sessions=1, queue_timeout=20)
+    first = server.raw("/mcp")
+    first.send(json.dumps(rpc("ping")))
+    first.answer()
+    patient, hasty = server.raw("/mcp"), server.raw("/mcp")
+    for number in range(3):
+        patient.send(json.dumps(rpc("ping", id=number)))
+    for number in range(MOST_EARLY_FRAMES + 1):
+        hasty.send(json.dumps(rpc("ping", id=number)))
+    assert hasty.close_code() == 1008
+    first.reset()
+    assert [patient.answer()["id"] for _ in range(3)] == [0, 1, 2]
+
+
 def test_a_dropped_socket_frees_its_slot_and_cancels(serve: Serve, lives: list[Watched]) -> None:
     server = serve(AsyncKit, max_sessions=1)
     ws = server.raw("/mcp")
@@ -470,6 +590,13 @@ def test_a_frame_in_ws_may_carry_json_rpc(serve: Serve) -> None:
     bad = ws.ask({"type": "mcp", "data": {"id": 4}})
     assert (bad["type"], bad["data"]["error"]["code"], bad["data"]["id"]) == ("mcp", -32600, 4)
     assert ws.ask({"type": "state"})["data"]["step_count"] == 1
+
+
+def test_a_frame_in_ws_may_carry_a_deadline_for_its_call(serve: Serve, lives: list[Watched]) -> None:
+    ws = serve(AsyncKit).socket()
+    answer = ws.ask({"type": "mcp", "data": rpc("tools/call", call("hang")), "timeout_s": 0.2}, timeout=5)
+    assert answer["data"]["error"]["data"]["code"] == "STEP_TIMEOUT"
+    assert lives[0].cancelled == 1
 
 
 def test_what_json_cannot_say_in_an_mcp_frame_is_answered(serve: Serve) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+from typing import Any
 
 import pytest
 
@@ -46,3 +48,68 @@ def test_others_get_plain_json(
     answer = ask(serve(Slow), seconds, **headers)
     assert answer.headers["content-type"] == "application/json"
     assert answer.json["result"]["structuredContent"] == {"result": "done"}
+
+
+def test_an_app_that_is_served_again_is_as_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.02)
+    said: list[Any] = []
+
+    async def send(event: Any) -> None:
+        said.append(event)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(scope["seconds"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def ask(seconds: float) -> None:
+        scope = {"method": "POST", "headers": [(b"accept", b"text/event-stream")], "seconds": seconds}
+        await app(scope, None, send)
+
+    app = patience.Patient(answer)
+    asyncio.run(ask(0))
+    assert said.pop()["headers"] == []
+    asyncio.run(ask(0.2))
+    assert said[0]["headers"][0] == (b"content-type", b"text/event-stream")
+
+
+class SlowToOpen(Slow):
+    def __init__(self) -> None:
+        super().__init__()
+        time.sleep(0.3)
+
+
+def test_the_session_of_a_slow_initialize_is_named(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.05)
+    document = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-06-18"}}
+    answer = serve(SlowToOpen).http()("POST", "/mcp", document, Accept="application/json, text/event-stream")
+    assert answer.json["result"]["serverInfo"]
+    assert answer.headers["mcp-session-id"]
+
+
+def test_an_answer_in_the_very_moment_of_the_stream_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.02)
+    said: list[Any] = []
+
+    async def send(event: Any) -> None:
+        said.append(event["type"])
+
+    async def main() -> None:
+        ready = asyncio.get_running_loop().create_future()
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            await ready
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"{}"})
+
+        app = patience.Patient(answer)
+        look = app._look
+
+        def both() -> None:
+            ready.set_result(None)
+            look()
+
+        monkeypatch.setattr(app, "_look", both)
+        await app({"method": "POST", "headers": [(b"accept", b"text/event-stream")]}, None, send)
+
+    asyncio.run(main())
+    assert said == ["http.response.start", "http.response.body"]

@@ -1,5 +1,6 @@
 """Several processes behind one port, with one capacity over all of them."""
 
+import json
 import os
 import signal
 import subprocess
@@ -14,16 +15,16 @@ from typing import Any
 import pytest
 
 from running import wait_until
-from wire import Http, RawSocket, Socket, open_socket
+from wire import Answer, Http, RawSocket, Socket, open_socket
 
 
 class Crew:
     """`served.py` in processes of its own."""
 
-    def __init__(self, folder: Path, workers: int, capacity: int) -> None:
+    def __init__(self, folder: Path, workers: int, capacity: int, *besides: str) -> None:
         self.folder = folder
         script = str(Path(__file__).with_name("served.py"))
-        command = [sys.executable, script, str(folder), str(workers), str(capacity)]
+        command = [sys.executable, script, str(folder), str(workers), str(capacity), *besides]
         self.log = (folder / "log").open("w")
         self.process = subprocess.Popen(command, stderr=self.log)
         wait_until(lambda: self.address() or self.process.poll() is not None, 15)
@@ -65,6 +66,21 @@ class Crew:
         finally:
             client.close()
 
+    def unix_socket(self, name: str) -> Path:
+        """Where the parent has bound a socket of a worker."""
+        opened = {str(link.readlink()) for link in Path(f"/proc/{self.process.pid}/fd").iterdir()}
+        rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+        own = [Path(row[7]) for row in rows if f"socket:[{row[6]}]" in opened and row[7:]]
+        return next(path for path in own if path.name == name)
+
+    def http_elsewhere(self, token: str) -> Http:
+        """A connection to a worker that does not keep the session of `token`."""
+        while True:
+            client = self.http()
+            told = client("GET", "/metrics", paddock_inside="1").body.decode()
+            if f'worker="{int(token[:2], 16)}"' not in told:
+                return client
+
     def notes(self, kind: str) -> list[str]:
         path = self.folder / "notes"
         lines = path.read_text().splitlines() if path.exists() else []
@@ -82,8 +98,8 @@ class Crew:
 def crew(tmp_path: Path) -> Iterator[Callable[..., Crew]]:
     made: list[Crew] = []
 
-    def start(workers: int = 2, capacity: int = 4) -> Crew:
-        made.append(Crew(tmp_path, workers, capacity))
+    def start(workers: int = 2, capacity: int = 4, *besides: str) -> Crew:
+        made.append(Crew(tmp_path, workers, capacity, *besides))
         return made[-1]
 
     yield start
@@ -187,6 +203,22 @@ def test_a_worker_that_dies_gives_its_slots_back(crew: Callable[..., Crew]) -> N
     assert add(server.socket())["count"] == 1
 
 
+def test_sigterm_ends_a_server_that_is_about_to_replace_a_worker(crew: Callable[..., Crew]) -> None:
+    server = crew()
+    os.kill(server.processes()[0], signal.SIGKILL)
+    wait_until(lambda: "a new one takes its place" in (server.folder / "log").read_text())
+    assert server.stop() == 0
+
+
+def test_a_child_that_is_no_worker_may_end(crew: Callable[..., Crew]) -> None:
+    server = crew(2, 4, "child")
+    wait_until(lambda: server.notes("child ended"))
+    victim = server.processes()[0]
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: len(server.processes()) == 2 and victim not in server.processes(), 10)
+    assert server.stop() == 0
+
+
 def test_sigterm_closes_every_environment_once(crew: Callable[..., Crew]) -> None:
     server = crew(capacity=8)
     for _ in range(4):
@@ -203,6 +235,63 @@ def test_sigterm_closes_every_environment_once(crew: Callable[..., Crew]) -> Non
     reader.join()
     assert answers[0]["type"] == "observation"
     assert sorted(server.notes("built")) == sorted(server.notes("closed"))
+
+
+def begun(server: Crew, token: str, way: str) -> Http:
+    """A client whose call hangs in a session that another worker keeps."""
+    call = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "hang"}}
+    path, document, headers = {
+        "step": ("/step", {"action": {"tool_name": "hang"}}, {"Session-Id": token}),
+        "header": ("/mcp", call, {"Mcp-Session-Id": token}),
+        "parameter": ("/mcp", {**call, "params": {"name": "hang", "session_id": token}}, {}),
+    }[way]
+    client = server.http_elsewhere(token)
+    client.connection.request("POST", path, json.dumps(document), headers)
+    wait_until(lambda: server.notes("began"))
+    return client
+
+
+@pytest.mark.parametrize("way", ["step", "header", "parameter"])
+def test_who_leaves_takes_its_call_back_from_another_worker(crew: Callable[..., Crew], way: str) -> None:
+    server = crew()
+    token = server.http().rpc("openenv/session/create")["result"]["session_id"]
+    begun(server, token, way).close()
+    wait_until(lambda: server.notes("cancelled"))
+
+
+@pytest.mark.parametrize(("way", "status"), [("step", 410), ("header", 404), ("parameter", 200)])
+def test_a_worker_that_dies_in_a_call_is_told_of(crew: Callable[..., Crew], way: str, status: int) -> None:
+    server = crew()
+    token = server.http().rpc("openenv/session/create")["result"]["session_id"]
+    named = {"name": "add", "arguments": {"amount": 1}, "session_id": token}
+    keeper = server.http().rpc("tools/call", named)["result"]["data"]["process"]
+    client = begun(server, token, way)
+    os.kill(keeper, signal.SIGKILL)
+    answer = Answer(client.connection.getresponse())
+    assert answer.status == status
+    told = answer.json["error"]["message"] if way != "step" else answer.json["detail"]
+    assert "may have been carried out" in told
+    assert way == "step" or answer.json["id"] == 7
+
+
+def test_a_call_that_never_reached_its_worker_was_not_carried_out(crew: Callable[..., Crew]) -> None:
+    server = crew()
+    token = server.http()("POST", "/reset").headers["Session-Id"]
+    client = server.http_elsewhere(token)
+    server.unix_socket(f"{int(token[:2], 16)}.http").unlink()
+    answer = client("POST", "/step", {"action": {"tool_name": "add", "arguments": {"amount": 1}}}, session_id=token)
+    assert answer.status == 410
+    assert "was not carried out" in answer.json["detail"]
+
+
+def test_a_long_answer_of_another_worker_is_one_stream(crew: Callable[..., Crew]) -> None:
+    server = crew(2, 4, "hasty")
+    token = server.http().rpc("openenv/session/create")["result"]["session_id"]
+    call = {"name": "pause", "arguments": {"seconds": 0.4}, "session_id": token}
+    document = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": call}
+    answer = server.http_elsewhere(token)("POST", "/mcp", document, accept="application/json, text/event-stream")
+    events = [line for line in answer.body.decode().splitlines() if line.startswith("data: ")]
+    assert [json.loads(event.removeprefix("data: "))["result"]["data"] for event in events] == ["done"]
 
 
 def test_metrics_tell_of_every_worker(crew: Callable[..., Crew]) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import computed_field, field_validator
 from websockets.sync.client import connect
 
 from environments import (
     Add,
     Adder,
+    AsyncKit,
     AsyncScripted,
     Did,
     InlineAdder,
@@ -272,6 +274,16 @@ def test_a_handshake_that_is_none_is_refused(serve: Serve, lives: list[Watched])
     assert lives == []
 
 
+def test_a_handshake_as_firefox_sends_it(serve: Serve) -> None:
+    port = serve(Adder).port
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as tcp:
+        tcp.sendall(
+            f"GET /ws HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"
+            "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+        assert tcp.recv(12) == b"HTTP/1.1 101"
+
+
 def test_half_a_handshake_holds_nothing(serve: Serve, lives: list[Watched]) -> None:
     server = serve(Adder)
     with socket.create_connection(("127.0.0.1", server.port), 3) as tcp:
@@ -408,6 +420,19 @@ def test_a_factory_that_fails_is_told_and_the_slot_stays_free(serve: Serve) -> N
 # -- capacity -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("path", ["/ws", "/mcp"])
+def test_whoever_gets_no_session_is_told(serve_fast: Serve, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve_fast(Kit)
+
+    async def broken(*_: Any, **__: Any) -> None:
+        raise BlockingIOError("a colleague does not listen")
+
+    monkeypatch.setattr(server.service.manager, "open", broken)
+    ws = server.socket(path)
+    assert "could not be opened" in json.dumps(ws.receive())
+    assert ws.end() == 1000
+
+
 def test_a_full_server_says_so_and_closes_with_1013(serve: Serve) -> None:
     server = serve(Adder, max_sessions=1)
     first = server.socket()
@@ -459,6 +484,19 @@ def test_a_slot_is_free_right_after_a_reset_connection(serve: Serve) -> None:
     ws.reset()
     wait_until(lambda: server.health()["sessions"] == 0, 1)
     assert server.socket().step(amount=1)["type"] == "observation"
+
+
+def test_a_binary_frame_before_the_session_is_there_is_answered_in_its_turn(serve: Serve) -> None:
+    class Slow(Adder):
+        def __init__(self) -> None:
+            time.sleep(0.2)
+            super().__init__()
+
+    ws = serve(Slow).raw()
+    ws.send(STEP)
+    ws.send(b"\x00", BINARY)
+    ws.send(STEP)
+    assert [ws.answer()["type"] for _ in range(3)] == ["observation", "error", "observation"]
 
 
 def test_a_client_that_leaves_while_its_session_is_built_leaves_nothing(serve: Serve, lives: list[Watched]) -> None:
@@ -627,6 +665,53 @@ def test_a_numbered_step_can_be_cancelled(serve: Serve, lives: list[Watched]) ->
     assert ws.step(value=1)["data"]["observation"]["value"] == 1
 
 
+def test_a_numbered_call_can_be_cancelled(serve: Serve, lives: list[Watched]) -> None:
+    server = serve(AsyncKit)
+    ws = server.socket()
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "hang"}}
+    frame = {"type": "mcp", "data": call, "id": 1}
+    ws.send(frame)
+    wait_until(lambda: server.health()["running"] == 1)
+    answer = ws.ask({"type": "cancel", "data": 1})
+    assert (answer["id"], answer["data"]["code"]) == (1, "STEP_CANCELLED")
+    assert ws.ask(frame) == answer
+    assert lives[0].cancelled == 1
+
+
+class Fragile(Did):
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def missing(self) -> str:
+        return {"password": "hunter2"}[f"no such {self.value}, password=hunter2"]
+
+
+class ThreadFragile(Scripted):
+    def step(self, action: Script) -> Did:
+        done = super().step(action)
+        return done if action.value is None else Fragile(value=action.value)
+
+
+class InlineFragile(ThreadFragile):
+    inline = True
+
+
+class AsyncFragile(AsyncScripted):
+    async def step(self, action: Script) -> Did:
+        done = await super().step(action)
+        return done if action.value is None else Fragile(value=action.value)
+
+
+@pytest.mark.parametrize("number", [{}, {"id": 1}], ids=["plain", "numbered"])
+@pytest.mark.parametrize("make", [ThreadFragile, InlineFragile, AsyncFragile])
+def test_an_observation_that_breaks_while_it_is_written_is_an_error(serve: Serve, make: Any, number: Any) -> None:
+    ws = serve(make).socket()
+    answer = ws.ask({"type": "step", "data": {"value": "key"}, **number})
+    assert answer["data"]["code"] == "EXECUTION_ERROR"
+    assert "no such key" in answer["data"]["message"]
+    assert "hunter2" not in answer["data"]["message"]
+    assert ws.step()["type"] == "observation"
+
+
 # -- coming back ----------------------------------------------------------------------------------
 
 
@@ -648,6 +733,19 @@ def test_a_goodbye_ends_a_session_that_could_be_resumed(serve: Serve) -> None:
     ws.step(amount=1)
     ws.connection.close()
     wait_until(lambda: server.health()["sessions"] == 0, 1)
+
+
+@pytest.mark.parametrize("code", [1001, 1002, 1011])
+def test_a_client_that_gave_up_on_its_connection_may_come_back(serve: Serve, code: int) -> None:
+    """Libraries say so when a ping was not answered in time."""
+    server = serve(Adder, max_sessions=1)
+    ws = server.raw(headers="Session-Resume: new\r\n")
+    token = next(line.split(": ")[1] for line in ws.head.splitlines() if line.lower().startswith("session-id"))
+    ws.send(STEP)
+    ws.answer()
+    ws.send(code.to_bytes(2, "big") + b"keepalive ping timeout", CLOSE)
+    assert ws.close_code() == code
+    assert server.socket(Session_Resume=token).step(amount=1)["data"]["observation"]["total"] == 2
 
 
 def test_a_numbered_request_is_carried_out_once(serve: Serve, lives: list[Watched]) -> None:
@@ -698,6 +796,20 @@ def test_when_the_server_is_full_a_dropped_session_gives_way_only_later(serve: S
     assert server.socket().receive()["data"]["code"] == "CAPACITY_REACHED"
     time.sleep(0.6)
     assert server.socket().step(amount=1)["type"] == "observation"
+
+
+def test_a_dropped_session_whose_step_hangs_gives_way_too(serve: Serve, lives: list[Watched]) -> None:
+    server = serve(Scripted, max_sessions=1, give_way_after=0.3, step_timeout=0.3)
+    ws = server.raw(headers="Session-Resume: new\r\n")
+    ws.send('{"type":"step","data":{"hang":true},"id":1}')
+    wait_until(lambda: lives and lives[0].steps)
+    ws.reset()
+    wait_until(lambda: server.health()["hung"] == 1)
+    time.sleep(0.4)
+    assert server.socket().step(value=1)["type"] == "observation"
+    assert lives[0].closes == 0
+    lives[0].release.set()
+    wait_until(lambda: lives[0].closes == 1)
 
 
 def test_a_session_of_a_socket_cannot_be_taken_over_by_its_id(serve: Serve) -> None:
@@ -781,6 +893,76 @@ def test_a_silent_client_that_answers_pings_is_kept(serve_fast: Serve) -> None:
     ws.step(amount=1)
     time.sleep(3)
     assert ws.step(amount=1)["data"]["observation"]["total"] == 2
+
+
+def test_a_client_that_takes_its_time_with_a_long_answer_is_kept(serve_fast: Serve) -> None:
+    server = serve_fast(Scripted, ping_interval=0.3, ping_timeout=0.3)
+    ws = server.raw()
+    size = 24 * MIB
+    ws.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    ws.send(json.dumps({"type": "step", "data": {"value": "x" * size}}))
+    got = 0
+    while got < size:
+        time.sleep(0.02)
+        got += len(ws.tcp.recv(256 * 1024))
+        assert got, "it was dropped"
+    assert server.health()["sessions"] == 1
+
+
+def test_a_client_that_reads_nothing_is_dropped(serve_fast: Serve) -> None:
+    server = serve_fast(Scripted, ping_interval=0.3, ping_timeout=0.3)
+    ws = server.raw()
+    ws.send(json.dumps({"type": "step", "data": {"value": "x" * 24 * MIB}}))
+    wait_until(lambda: server.health()["sessions"] == 0, 10)
+
+
+class Quitting(Add):
+    @field_validator("amount")
+    @classmethod
+    def quit(cls, amount: int) -> int:
+        if amount == 9:
+            raise SystemExit(3)
+        return amount
+
+
+class InlineQuitter(InlineAdder):
+    action_type = Quitting
+
+
+class Quitter(Adder):
+    action_type = Quitting
+
+
+@pytest.mark.parametrize("make", [InlineQuitter, Quitter])
+def test_a_validator_that_exits_ends_nothing(serve: Serve, make: Any) -> None:
+    server = serve(make)
+    ws, other = server.socket(), server.socket()
+    for _ in range(2):
+        assert ws.step(amount=1)["type"] == other.step(amount=1)["type"] == "observation"
+    assert ws.step(amount=9)["data"]["code"] == "VALIDATION_ERROR"
+    other.connection.close()
+    assert [ws.step(amount=amount)["type"] for amount in (1, 9, 1)] == ["observation", "error", "observation"]
+
+
+def test_a_connection_that_cannot_be_lent_is_read_by_the_loop(
+    serve_fast: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr("os.eventfd", refuse)
+    ws = serve_fast(Adder).socket()
+    assert [ws.step(amount=1)["data"]["observation"]["total"] for _ in range(3)] == [1, 2, 3]
+
+
+def test_too_much_that_waits_ends_the_connection(serve: Serve, lives: list[Watched]) -> None:
+    ws = serve(Scripted, message_bytes=100_000).raw()
+    ws.send('{"type":"step","data":{"hang":true}}')
+    wait_until(lambda: lives and lives[0].steps)
+    for _ in range(3):
+        ws.send(json.dumps({"type": "step", "data": {"value": "x" * 60_000}}))
+    assert ws.close_code() == 1008
+    lives[0].release.set()
 
 
 def test_typed_actions_reach_the_environment(serve_fast: Serve) -> None:

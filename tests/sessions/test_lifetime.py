@@ -15,6 +15,7 @@ from paddock.errors import (
     SessionClosed,
     SessionNotFound,
     StepCancelled,
+    StepTimeout,
 )
 from paddock.protocol.episode import GetState, Reset, Step
 from paddock.sessions.session import Door
@@ -95,6 +96,23 @@ async def test_a_session_is_never_reaped_during_a_step(house: Any, make: Any, li
     step.cancel()
     lives[0].release.set()
     await until(lambda: not session.is_running)
+
+
+async def test_a_session_whose_step_was_given_up_is_reaped_in_its_time(house: Any, lives: list[Watched]) -> None:
+    one = house(Scripted, session_timeout=100, step_timeout=500)
+    session = await one.manager.open(Door.CREATED)
+    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+    await until(lambda: lives[0].steps)
+    await one.pass_time(501)
+    with pytest.raises(StepTimeout):
+        await step
+    await one.pass_time(99)
+    assert not session.closed
+    await one.pass_time(2)
+    assert session.closed
+    assert lives[0].closes == 0
+    lives[0].release.set()
+    await session.ended
 
 
 async def test_the_time_counts_from_the_end_of_a_step(house: Any, lives: list[Watched]) -> None:

@@ -253,3 +253,42 @@ async def test_an_answer_leaves_although_the_next_job_hangs(limit: int) -> None:
     release.set()
     await until(lambda: len(sent) == 2)
     threads.close()
+
+
+class Refusing:
+    """A system that grants threads while `grants` lasts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, grants: int) -> None:
+        self.grants, start = grants, threading.Thread.start
+
+        def granted(thread: threading.Thread) -> None:
+            if self.grants <= 0:
+                raise RuntimeError("can't start new thread")
+            self.grants -= 1
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", granted)
+
+
+async def test_without_any_thread_a_call_fails_and_the_next_may_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    system, threads = Refusing(monkeypatch, 0), Threads(2)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="start new thread"):
+            await asyncio.wait_for(threads.call(lambda: 3), 5)
+    assert threads.count == 0
+    system.grants = 1
+    assert await asyncio.wait_for(threads.call(lambda: 3), 5) == 3
+    threads.close()
+
+
+async def test_the_threads_that_there_are_do_the_work_of_those_that_cannot_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Refusing(monkeypatch, 1)
+    threads = Threads(4)
+    for _ in range(3):
+        slow = [asyncio.ensure_future(threads.call(lambda: time.sleep(0.02))) for _ in range(4)]
+        await asyncio.wait_for(asyncio.gather(*slow), 5)
+    assert threads.count == 1
+    assert await asyncio.wait_for(threads.call(lambda: 3), 5) == 3
+    threads.close()

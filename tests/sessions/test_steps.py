@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from environments import Add, Adder, AsyncKit, AsyncScripted, Did, InlineAdder, Kit, Script, Scripted, Watched
+from environments import Add, Adder, AsyncKit, AsyncScripted, Did, InlineAdder, Kit, Script, Scripted, Total, Watched
 from paddock import Environment, Observation, State, ToolEnvironment, tool
 from paddock.errors import (
     EnvironmentFailure,
@@ -18,6 +18,7 @@ from paddock.errors import (
     NotSupported,
     PaddockError,
     SessionBusy,
+    SessionNotFound,
     StepTimeout,
     ToolFailure,
     ToolNotFound,
@@ -623,6 +624,55 @@ async def test_async_tools_run_on_the_loop_and_plain_ones_beside_them_on_threads
     name = (await one.ask(session, CallTool("plain", {})))["data"]
     assert name != threading.current_thread().name
     assert (await one.ask(session, CallTool("add", {"amount": 2})))["data"] == 2
+
+
+@pytest.mark.parametrize(
+    "ask", [CallTool("plain", {"hang": True}), Step(CallToolAction(tool_name="plain", arguments={"hang": True}))]
+)
+async def test_a_plain_tool_beside_async_ones_that_hangs_is_counted_and_keeps_others_out(
+    house: Any, ask: Any, lives: list[Watched]
+) -> None:
+    one = house(AsyncKit, step_timeout=10)
+    session = await one.manager.open(Door.CREATED)
+    call = asyncio.create_task(one.ask(session, ask))
+    await until(lambda: lives[0].steps)
+    await one.pass_time(11)
+    with pytest.raises(StepTimeout):
+        await call
+    assert one.manager.statistics().hung == 1
+    with pytest.raises(SessionBusy):
+        await one.ask(session, CallTool("plain", {}))
+    lives[0].release.set()
+    await until(lambda: not session.is_running)
+    assert (one.manager.statistics().hung, lives[0].steps) == (0, 1)
+
+
+async def test_an_error_of_another_session_is_told_as_a_failure_of_the_environment(house: Any) -> None:
+    class Nested(Adder):
+        def step(self, action: Add) -> Total:
+            raise SessionNotFound("Unknown session_id: inner, token=abcdef")
+
+    one = house(Nested)
+    session = await one.manager.open(Door.CREATED)
+    with pytest.raises(EnvironmentFailure) as failure:
+        await one.ask(session, Step(Add(amount=1)))
+    assert failure.value.message == "SessionNotFound: Unknown session_id: inner, token=***"
+
+
+async def test_what_a_tool_says_of_its_failure_is_masked(house: Any) -> None:
+    class Leaky(ToolEnvironment):
+        concurrent_sessions = True
+
+        @tool
+        def open(self) -> str:
+            raise ToolFailure("password=hunter2")
+
+    one = house(Leaky)
+    session = await one.manager.open(Door.CREATED)
+    with pytest.raises(ToolFailure, match=r"password=\*\*\*"):
+        await one.ask(session, CallTool("open", {}))
+    told = await one.ask(session, Step(CallToolAction(tool_name="open")))
+    assert told.error.message == "password=***"
 
 
 async def test_a_hung_async_tool_is_cancelled_at_its_deadline(house: Any, lives: list[Watched]) -> None:

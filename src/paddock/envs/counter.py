@@ -43,9 +43,11 @@ class Counter(Environment[Add, Total, CounterState]):
         return Total(total=0)
 
     def step(self, action: Add) -> Total:
+        # A number that is too large for a reward changes nothing.
+        reward = float(action.amount)
         self._steps += 1
         self._total += action.amount
-        return Total(total=self._total, reward=float(action.amount), done=self._total >= GOAL)
+        return Total(total=self._total, reward=reward, done=self._total >= GOAL)
 
     @property
     def state(self) -> CounterState:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 from pydantic import BaseModel, RootModel
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from paddock.errors import EnvironmentFailure
+from paddock.protocol.redact import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +33,8 @@ def encode(value: Any) -> bytes:
 
 def observation_data(observation: Any) -> dict[str, Any]:
     """The `data` of an observation frame: `metadata` stands at the top only when there is any."""
-    fields = model_fields(observation)
+    # What `model_fields` asks first, without the call: this is the path of every step.
+    fields = observation.__dict__.copy() if type(observation) in _PLAIN_KINDS else model_fields(observation)
     data = {"observation": fields, "reward": fields.pop("reward", None), "done": fields.pop("done", False)}
     metadata = fields.get("metadata")
     if metadata:
@@ -49,8 +51,6 @@ def observation_body(observation: Any) -> dict[str, Any]:
 
 def model_fields(model: Any) -> dict[str, Any]:
     """A fresh dict of a model's fields, ready for `encode`."""
-    if _PLAIN.get(type(model)):
-        return model.__dict__.copy()  # type: ignore[no-any-return]
     if isinstance(model, dict):
         return dict(model)
     if not isinstance(model, BaseModel):
@@ -62,22 +62,23 @@ def model_fields(model: Any) -> dict[str, Any]:
         return dict(model.__dict__)
     try:
         dumped: dict[str, Any] = model.model_dump(mode="json", fallback=_jsonable)
-    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+    except Exception as error:
+        # Computed fields and serialisers are the author's own code.
         raise _not_json(error) from error
     return dumped
 
 
-_PLAIN: dict[type, bool] = {}
+_PLAIN_KINDS: set[type] = set()
+_OTHER_KINDS: set[type] = set()
 
 
 def _is_plain(kind: type[BaseModel]) -> bool:
     """Whether `__dict__` is all there is to say: no serialisers, computed fields, aliases, extra fields."""
-    known = _PLAIN.get(kind)
-    if known is None:
+    if kind not in _PLAIN_KINDS and kind not in _OTHER_KINDS:
         special = kind.model_config.get("extra") == "allow" or issubclass(kind, RootModel)
-        known = not special and not any(_says_how(node) for node in _nodes(kind.__pydantic_core_schema__))
-        _PLAIN[kind] = known
-    return known
+        plain = not special and not any(_says_how(node) for node in _nodes(kind.__pydantic_core_schema__))
+        (_PLAIN_KINDS if plain else _OTHER_KINDS).add(kind)
+    return kind in _PLAIN_KINDS
 
 
 def _says_how(node: dict[str, Any]) -> bool:
@@ -118,12 +119,12 @@ def _encode_odd(value: Any) -> bytes:
         except TypeError:
             plain = to_jsonable_python(value, by_alias=False, fallback=_jsonable, inf_nan_mode="null")
             return json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError, PydanticSerializationError) as error:
+    except Exception as error:
         raise _not_json(error) from error
 
 
 def _not_json(error: Exception) -> EnvironmentFailure:
     return EnvironmentFailure(
-        f"the environment's answer cannot be written as JSON: {error}",
+        redact(f"this cannot be written as JSON: {type(error).__name__}: {error}"),
         hint="return strings, numbers, lists, dicts, or models of them",
     )

@@ -1,7 +1,7 @@
 """What may be asked of an episode, and when.
 
 The requests are the whole vocabulary of Paddock: each transport translates its messages into them.
-`NEXT` is the only place that decides which request is allowed in which phase.
+`NEXT` says which request is allowed in which phase: every one, until the session is closed.
 """
 
 from __future__ import annotations
@@ -79,11 +79,10 @@ NEXT: dict[tuple[Phase, type], Phase] = {
 class Episode:
     """The course of one session's current episode: its id, its phase, its steps."""
 
-    __slots__ = ("id", "number", "phase", "steps")
+    __slots__ = ("id", "phase", "steps")
 
     def __init__(self) -> None:
         self.id = str(uuid.uuid4())
-        self.number = 0
         self.phase = Phase.NEW
         self.steps = 0
 
@@ -92,12 +91,11 @@ class Episode:
         try:
             self.phase = NEXT[self.phase, type(request)]
         except KeyError:
-            raise SessionClosed(f"{type(request).__name__.lower()} in a session that is closed") from None
+            raise SessionClosed("the session is closed") from None
 
     def begun(self, episode_id: str | None, *, done: bool) -> None:
         """A reset succeeded."""
         self.id = episode_id or str(uuid.uuid4())
-        self.number += 1
         self.steps = 0
         self.phase = Phase.DONE if done else Phase.RUNNING
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from paddock.errors import PaddockError
+from paddock.errors import PaddockError, ToolFailure
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -101,8 +101,12 @@ def failure(error: PaddockError, id: RequestId = None) -> dict[str, Any]:
     if isinstance(error, RpcError):
         number, details, id = error.number, error.details, id if id is not None else error.id
     else:
-        number, details = (
-            error.rpc_code,
-            {**error.data, **({"hint": error.hint} if error.hint else {})} or None,
-        )
+        number, details = error.rpc_code, details_of(error)
     return {"jsonrpc": "2.0", "id": id, "error": {"code": number, "message": error.message, "data": details}}
+
+
+def details_of(error: PaddockError) -> dict[str, Any]:
+    """What an error carries besides its message: its stable `code`, and what tells it from others of that code."""
+    told = error.to_wire()
+    del told["message"]
+    return {**told, "error_type": error.error_type} if isinstance(error, ToolFailure) else told

@@ -1,8 +1,8 @@
 """The frames of `/ws`: what a client may send, and how a reply is written.
 
 One pydantic-core pass takes a frame from bytes to a typed message, action included. The keys `id`,
-`timeout_s` and `session`, and the messages `cancel`, `open` and `batch`, are Paddock's additions to
-the OpenEnv wire; a stock client never sends them and never receives them.
+`timeout_s` and `session`, and the messages `cancel` and `open`, are Paddock's additions to the OpenEnv
+wire; a stock client never sends them and never receives them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ResetArguments(BaseModel):
 class Envelope(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    id: int | None = None
+    id: int | None = Field(default=None, ge=0)
     """Number of the request, rising. The reply carries it, and a repeated one is not executed again."""
     timeout_s: float | None = Field(default=None, gt=0)
     """Deadline for this request alone."""
@@ -114,7 +114,8 @@ class Wire:
         """The one message in a frame. Raises RequestError; then nothing may be executed."""
         try:
             message: Single = self._read_single(raw)
-        except Exception as error:
+        except BaseException as error:
+            # A validator may raise SystemExit; it is not ours to obey.
             raise self._explain(error) from None
         return message
 
@@ -130,14 +131,14 @@ class Wire:
             return None
         try:
             return self._read_action_json(raw[begins:-1])
-        except Exception:
+        except BaseException:
             return None
 
     def parse_batch(self, raw: bytes | str) -> list[Message]:
         """All messages in a frame of a connection that carries many sessions."""
         try:
             messages: list[Message] = self._read_batch(raw)
-        except Exception as error:
+        except BaseException as error:
             raise self._explain(error, inside_list=True) from None
         return messages
 
@@ -150,10 +151,10 @@ class Wire:
             for problem in problems:
                 problem["loc"] = self._without_tag(problem["loc"])
             raise InvalidMessage("Invalid message", errors=problems) from None
-        except Exception as error:
+        except BaseException as error:
             raise _broken_validator(error) from error
 
-    def _explain(self, error: Exception, *, inside_list: bool = False) -> RequestError:
+    def _explain(self, error: BaseException, *, inside_list: bool = False) -> RequestError:
         """Which of the ways a frame can be wrong this is, and where."""
         if not isinstance(error, ValidationError):
             return _broken_validator(error)
@@ -190,7 +191,7 @@ def _tags_of(action_type: Any) -> frozenset[Any]:
     return frozenset(tag for tag in tags if tag is not None)
 
 
-def _broken_validator(error: Exception) -> InvalidMessage:
+def _broken_validator(error: BaseException) -> InvalidMessage:
     reason = redact(f"{type(error).__name__}: {error}")
     return InvalidMessage("Invalid message", errors=[{"type": "validator_failed", "loc": [], "msg": reason}])
 

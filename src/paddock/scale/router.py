@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -34,16 +34,22 @@ from paddock.scale.roster import Host, key_in
 from paddock.scale.splice import ClientSide, accept_key, closing, frame
 from paddock.server.access import check_access, check_browser, has_token
 from paddock.server.app import OPEN_PATHS, PAGE
-from paddock.server.http import SESSION_COOKIE, SESSION_HEADER, JSONBytes, error_response, read_body
+from paddock.server.hello import LEASE_HEADER, Hello
+from paddock.server.http import (
+    SESSION_COOKIE,
+    SESSION_HEADER,
+    JSONBytes,
+    disconnected,
+    error_response,
+    read_body,
+    unless_left,
+)
 from paddock.server.listening import StoppableServer, loop_factory, quiet_config
-from paddock.server.ws import CLOSE_CODES, LEASE_HEADER, NORMAL, Hello
+from paddock.server.ws import CLOSE_CODES, NORMAL
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from paddock.scale.heartbeat import Address
 
-T = TypeVar("T")
 REPORT_EVERY = 0.25
 STREAM_HEADERS = frozenset(("content-length", "connection", "transfer-encoding", LEASE_HEADER))
 HOP_HEADERS = STREAM_HEADERS | {"host", "origin", "authorization"}
@@ -284,7 +290,7 @@ class DoorApp:
         """Slots for several sessions at once, by host; the client opens them there with the leases."""
         wanted = PlacesWanted.read(body)
         most = min(wanted.sessions, MOST_PLACES)
-        placed = await unless_left(receive, self.door.place_some(most, wanted.queue_timeout))
+        placed = await unless_left(partial(disconnected, receive), self.door.place_some(most, wanted.queue_timeout))
         return JSONBytes({"places": [{"host": host.key, "leases": leases} for host, leases in placed]})
 
     async def _pass_on(self, scope: Any, headers: dict[str, str], body: bytes, receive: Any, send: Any) -> None:
@@ -303,9 +309,9 @@ class DoorApp:
                     answer = rpc_failure(error, call) if scope["path"] == "/mcp" else error_response(error)
                     await answer(scope, receive, send)
                     return
-                host, lease = await unless_left(receive, door.place())
+                host, lease = await unless_left(partial(disconnected, receive), door.place())
         elif (scope["path"], scope["method"]) in (("/reset", "POST"), ("/web/reset", "POST")) or opens(call):
-            host, lease = await unless_left(receive, door.place())
+            host, lease = await unless_left(partial(disconnected, receive), door.place())
         else:
             host = await door.anybody()
         await self._exchange(host, lease, scope, headers, body, receive, send)
@@ -325,7 +331,7 @@ class DoorApp:
         query = scope["query_string"].decode("latin-1")
         url = f"{host.url}{scope['raw_path'].decode('latin-1')}{'?' if query else ''}{query}"
         asking = asyncio.ensure_future(self._relay(scope["method"], url, {**kept, **added}, body, send))
-        leaving = asyncio.ensure_future(left(receive))
+        leaving = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
@@ -355,25 +361,6 @@ class DoorApp:
             async for piece in answer.content.iter_any():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-
-
-async def left(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def unless_left(receive: Any, waiting: Coroutine[Any, Any, T]) -> T:
-    """Wait in the queue for as long as the client does. Raises ClientDisconnect."""
-    placing = asyncio.ensure_future(waiting)
-    leaving = asyncio.ensure_future(left(receive))
-    try:
-        await asyncio.wait({placing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not placing.done():
-            raise ClientDisconnect
-        return await placing
-    finally:
-        placing.cancel()
-        leaving.cancel()
 
 
 def read_call(body: bytes) -> Call | None:

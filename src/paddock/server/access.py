@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -16,6 +16,19 @@ if TYPE_CHECKING:
 
 Header = Callable[[str], str | None]
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+
+
+def lookup(headers: Iterable[tuple[bytes, bytes]]) -> Header:
+    """Finds a header by its name in small letters. Of one that comes twice, the first counts."""
+    first: dict[bytes, bytes] = {}
+    for name, value in headers:
+        first.setdefault(name, value)
+
+    def header(name: str) -> str | None:
+        value = first.get(name.encode())
+        return None if value is None else str(value, "latin-1")
+
+    return header
 
 
 def is_loopback(host: str) -> bool:
@@ -42,7 +55,8 @@ def has_token(access: Access, header: Header) -> bool:
     """Whether the request carries the server's token. Takes the same time whatever was sent."""
     scheme, _, given = (header("authorization") or "").partition(" ")
     expected = (access.token or "").encode()
-    return hmac.compare_digest(given.strip().encode(), expected) and scheme.lower() == "bearer"
+    # A header may hold any byte.
+    return hmac.compare_digest(given.strip().encode(errors="replace"), expected) and scheme.lower() == "bearer"
 
 
 def page_cookie(token: str) -> tuple[str, str]:
@@ -60,7 +74,10 @@ def has_cookie(access: Access, header: Header) -> bool:
         return False
     name, value = page_cookie(access.token)
     given = [part.strip().partition("=") for part in cookies.split(";")]
-    return any(known == name and hmac.compare_digest(sent.encode(), value.encode()) for known, _, sent in given)
+    return any(
+        known == name and hmac.compare_digest(sent.encode(errors="replace"), value.encode())
+        for known, _, sent in given
+    )
 
 
 def _is_own_page(header: Header) -> bool:

@@ -16,16 +16,16 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 import paddock
-from paddock.config import ConcurrencyConfig, Limits, ServerConfig, parse_mode, read_variables
+from paddock.config import Access, ConcurrencyConfig, Limits, ServerConfig, parse_mode, read_variables
 from paddock.errors import ConfigError, PaddockError
 from paddock.server import openapi
-from paddock.server.access import check_access, check_browser, has_token
+from paddock.server.access import check_access, check_browser, has_token, lookup
+from paddock.server.hello import LEASE_HEADER
 from paddock.server.http import Episodes, JSONBytes, Tasks, answering, error_response
 from paddock.server.mcp import McpEndpoint
 from paddock.server.patience import Patient
 from paddock.server.service import Service
 from paddock.server.sockets import serve_socket
-from paddock.server.ws import LEASE_HEADER
 from paddock.sessions.blueprint import Blueprint
 from paddock.sessions.slots import LEASE
 from paddock.telemetry.metrics import merge_texts, prometheus
@@ -100,7 +100,7 @@ def default_config(blueprint: Blueprint, max_sessions: int | None, concurrency: 
             limits = replace(limits, session_timeout=known.session_timeout)
     else:
         limits = Limits(max_sessions=max_sessions or variables.max_sessions or default_sessions(blueprint))
-    return ServerConfig(limits=limits, mode=variables.mode)
+    return ServerConfig(limits=limits, access=Access(token=variables.auth_token), mode=variables.mode)
 
 
 def default_sessions(blueprint: Blueprint) -> int:
@@ -242,15 +242,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = scope["headers"]
-
-        def header(name: str) -> str | None:
-            wanted = name.encode()
-            for known, value in headers:
-                if known == wanted:
-                    return str(value, "latin-1")
-            return None
-
+        header = lookup(scope["headers"])
         try:
             path = scope["path"]
             check = check_browser if path in OPEN_PATHS or path.startswith(PAGE) else check_access

@@ -8,21 +8,14 @@ loop's writes and the threads' exclude each other, so that frames never mix.
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import socket
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from paddock.server import kernel
+from paddock.server.plain_frame import LARGEST, frame_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-LARGEST = 0xFFFF
-"""Larger frames are left to the loop, which can wait for room."""
-SHORT_LENGTH = 126
-WHOLE_TEXT = 0x81
-"""The first byte of a text message in one frame."""
-HEADS = [bytes((WHOLE_TEXT, size)) for size in range(SHORT_LENGTH)]
 
 
 class SideWriter:
@@ -36,22 +29,15 @@ class SideWriter:
         self._descriptor: int | None = transport.get_extra_info("socket").fileno()
         self._rest = b""
 
-    @staticmethod
-    def fits(transport: asyncio.Transport) -> bool:
-        """Whether bytes for this transport go to its socket as they are."""
-        return sys.platform == "linux" and transport.get_extra_info("sslcontext") is None
-
     def send(self, frame: bytes) -> bool:
-        """Write a text frame now; False if the loop has to."""
-        size = len(frame)
-        if size > LARGEST:
+        """Write a text frame now; False if the loop has to, which can wait for room."""
+        if len(frame) > LARGEST:
             return False
-        head = HEADS[size] if size < SHORT_LENGTH else bytes((WHOLE_TEXT, SHORT_LENGTH, size >> 8, size & 0xFF))
-        data = head + frame
+        data = frame_of(frame)
         with self.lock:
             if self._descriptor is None or self._rest or self._transport.get_write_buffer_size():
                 return False
-            sent = _send(self._descriptor, data, len(data), _FLAGS)
+            sent = kernel.send(self._descriptor, data)
             if sent <= 0:
                 return False
             if sent < len(data):
@@ -73,10 +59,3 @@ class SideWriter:
         """On the loop, before the socket is closed: its number may soon be another connection's."""
         with self.lock:
             self._descriptor = None
-
-
-if sys.platform == "linux":
-    # Not `socket.send`, which gives the interpreter's lock up: to get it back costs more than the call takes. The
-    # types are left for ctypes to see: bytes and small integers, for which that is twice as quick as to be told.
-    _send = ctypes.PyDLL(None).send
-    _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL

@@ -20,9 +20,11 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from paddock.errors import PaddockError
 from paddock.server.access import check_access
 from paddock.server.aside import SideWriter
+from paddock.server.hello import Hello, greeting
+from paddock.server.kernel import is_plain
 from paddock.server.line import SocketLine
+from paddock.server.reading import Reading
 from paddock.server.sockets import converse
-from paddock.server.ws import Hello, greeting
 from paddock.sessions.blueprint import Where
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 PATHS = ("/ws", "/mcp")
 READ_BUFFER = 2048
 _SESSION_NAMED = re.compile(rb"(?i)[?&]session_id=([^&\s]+)|\r\nsession-resume:[ \t]*(\S+)")
+_CONNECTION = re.compile(rb"(?i)\r\nconnection:[^\r\n]*")
 HANDSHAKE_TIMEOUT = 10
 TEXT, CONTINUATION, PING, PONG, CLOSE = (
     WSMsgType.TEXT, WSMsgType.CONTINUATION, WSMsgType.PING, WSMsgType.PONG, WSMsgType.CLOSE,
@@ -52,6 +55,13 @@ quiet.setLevel(logging.CRITICAL)
 class FastSocket(WSListener):
     """One connection: assembles frames into messages, keeps it alive, applies back-pressure."""
 
+    __slots__ = (
+        "_client_left", "_has_read_all", "_limit", "_line", "_outbox", "_parts", "_parts_are_text",
+        "_pinged", "_said_goodbye", "_seen", "_side", "_size", "_unsent", "conversation", "heard", "more_comes",
+        "reading", "send_aside", "service", "transport",
+    )  # fmt: skip
+    """What is small stays in the cache."""
+
     def __init__(self, service: Service, hello: Hello) -> None:
         self.service = service
         self.conversation = converse(service, self, hello)
@@ -65,15 +75,19 @@ class FastSocket(WSListener):
         self._size = 0
         self.heard = True
         """Whether anything came since the last look; cheaper than taking the time of every frame."""
-        self.is_full = False
+        self.reading: Reading
         self._line: SocketLine | None = None
+        self.more_comes = False
+        """Whether only a part of what came has been given to picows."""
         self._has_read_all = False
         """Whether a frame is being dealt with that was the last of what came."""
         self._seen = 0.0
         self._pinged: float | None = None
+        self._unsent = 0
+        """How much it had not taken yet at the last look."""
         self._said_goodbye = False
         self._client_left = False
-        """Whether the client began to close; a close that we began leaves a session that can be resumed."""
+        """Whether the client said that it is done. One that gave up on us says another code, and may return."""
 
     # -- Socket -----------------------------------------------------------------------------------
 
@@ -103,10 +117,12 @@ class FastSocket(WSListener):
         self.service.start()
         self._outbox = self.service.outbox
         self.service.sockets.add(self)
-        if self.service.blueprint.step.where is Where.THREAD and SideWriter.fits(below):
+        plain = is_plain(below)
+        self.reading = Reading(below, self.service.inbox if plain else None, self)
+        if plain and self.service.blueprint.step.where is Where.THREAD:
             self._side = SideWriter(below)
             self.send_aside = self._side.send
-            self._line = SocketLine(self, below, self._limit)
+            self._line = SocketLine(self, self.reading, below, self._limit)
         self.conversation.begin()
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
@@ -121,9 +137,11 @@ class FastSocket(WSListener):
                 # picows goes on reading after a close, also what it has just refused as too big.
                 return
             elif kind == TEXT and frame.fin and not self._parts:
-                self._has_read_all = frame.tail_size == 0
+                self._has_read_all = is_last = frame.tail_size == 0 and not self.more_comes
                 self.conversation.receive(frame.get_payload_as_bytes())
                 self._has_read_all = False
+                if is_last and not self._said_goodbye:
+                    self.reading.enter_inbox()
             elif kind == PING:
                 self._write(transport.send_pong, frame.get_payload_as_bytes())
             elif kind != PONG:
@@ -134,25 +152,42 @@ class FastSocket(WSListener):
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self.service.sockets.discard(self)
+        self.reading.end()
         self._end_aside()
         self.conversation.lost(clean=self._client_left)
 
     def pause_writing(self) -> None:
         """The client does not read its answers: take no more requests until it does."""
-        self.is_full = True
-        self.transport.underlying_transport.pause_reading()
+        self.reading.pause()
 
     def resume_writing(self) -> None:
-        self.is_full = False
-        if self._line is None or not self._line.is_lent:
-            self.transport.underlying_transport.resume_reading()
+        self.reading.resume()
+
+    # -- Listener of the inbox --------------------------------------------------------------------
+
+    def hear(self, message: bytes) -> None:
+        if self._said_goodbye:
+            return
+        self.heard = self._has_read_all = True
+        try:
+            self.conversation.receive(message)
+        except Exception:
+            logger.exception("a message could not be handled")
+            self.close(1011)
+        self._has_read_all = False
+
+    def give_back(self, unread: bytes) -> None:
+        self.reading.take_back(unread)
 
     # -- keeping it alive -------------------------------------------------------------------------
 
     def look_after(self, now: float) -> None:
         """Ping a silent client; drop one that does not answer."""
         limits = self.service.config.limits
-        if self.heard:
+        unsent = self.transport.underlying_transport.get_write_buffer_size()
+        # One that is busy with a long answer gets to the ping behind it later.
+        reads, self._unsent = unsent < self._unsent, unsent
+        if self.heard or reads:
             self.heard, self._seen, self._pinged = False, now, None
         elif self._pinged is None and now - self._seen >= limits.ping_interval:
             self._pinged = now
@@ -161,10 +196,11 @@ class FastSocket(WSListener):
             self.transport.underlying_transport.abort()
 
     def _goodbye(self, frame: WSFrame) -> None:
-        self._client_left = not self._said_goodbye and not self.transport.is_close_frame_sent
+        is_answer = self._said_goodbye or self.transport.is_close_frame_sent
         self._said_goodbye = True
-        if self._client_left:
+        if not is_answer:
             code = frame.get_close_code()
+            self._client_left = code in (WSCloseCode.OK, WSCloseCode.NO_INFO)
             self._write(self.transport.send_close, WSCloseCode.OK if code == WSCloseCode.NO_INFO else code)
         self._end_aside()
         self.transport.disconnect()
@@ -225,12 +261,14 @@ class FastProtocol(WSProtocol):  # type: ignore[misc]
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        """uvicorn repeats the request here; from the next byte on, picows reads by itself."""
+        """uvicorn repeats the request here, and other readers what they could not read, for picows to go on with."""
         while data:
             room = self.get_buffer(len(data))
             taken = min(len(room), len(data))
             room[:taken] = data[:taken]
             data = data[taken:]
+            if isinstance(self.listener, FastSocket):
+                self.listener.more_comes = bool(data)
             self.buffer_updated(taken)
 
     def shutdown(self) -> None:
@@ -270,6 +308,9 @@ class UpgradeRouter(asyncio.Protocol):
             self._chosen.connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
+        head, end, rest = data.partition(b"\r\n\r\n")
+        # uvicorn has found the upgrade among several words, as Firefox sends them; picows wants it alone.
+        data = _CONNECTION.sub(b"\r\nconnection: Upgrade", head) + end + rest
         target = data.split(b" ", 2)[1]
         path = target.partition(b"?")[0].decode("latin-1")
         if path in PATHS and self._belongs_elsewhere(data):

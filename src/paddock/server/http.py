@@ -6,10 +6,12 @@ Calls without either stay independent: each builds an environment, uses it once 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -31,15 +33,19 @@ from paddock.protocol.codec import encode, model_fields, observation_body
 from paddock.protocol.episode import GetState, Reset, Step
 from paddock.protocol.messages import ResetArguments, error_list
 from paddock.protocol.redact import redact
+from paddock.server.hello import Hello
 from paddock.sessions.session import Door, Session
 
 if TYPE_CHECKING:
+    from paddock.server.access import Header
+    from paddock.server.rpc import Left
     from paddock.server.service import Service
 
 logger = logging.getLogger("paddock.server")
 SESSION_HEADER = "session-id"
 SESSION_COOKIE = "paddock_session"
 NOT_AN_OBJECT = "Input should be a valid dictionary or object to extract fields from"
+T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -212,13 +218,14 @@ class Episodes:
         manager = self.service.manager
         token = session_token(request)
         if token is not None and (not begins or manager.knows(token)):
-            session = manager.find(token)
+            session = self.service.manager.find(token)
             session.went_on = session.went_on or not begins
             yield session
             return
         if begins:
+            wait = time_to_wait(request.headers.get) or 0.0
             try:
-                session = await manager.open(Door.HTTP, wait=0)
+                session = await unless_left(leaving(request), manager.open(Door.HTTP, wait=wait))
             except CapacityReached:
                 pass
             else:
@@ -229,7 +236,7 @@ class Episodes:
 
     def _written(self, session: Session, body: dict[str, Any]) -> Response:
         response = JSONBytes(body)
-        if session.holds_slot and not session.closed:
+        if self.service.manager.knows(session.token):
             response.headers[SESSION_HEADER] = session.token
             response.set_cookie(SESSION_COOKIE, session.token, httponly=True, samesite="strict")
         return response
@@ -239,14 +246,33 @@ def session_token(request: Request) -> str | None:
     return request.headers.get(SESSION_HEADER) or request.cookies.get(SESSION_COOKIE)
 
 
-def leaving(request: Request) -> Callable[[], Awaitable[None]]:
+def time_to_wait(header: Header) -> float | None:
+    """How long a client is ready to wait for a slot; None if it does not say."""
+    return Hello.read("", "", header).queue_timeout
+
+
+def leaving(request: Request) -> Left:
     """Returns when the client of this request hangs up."""
+    return partial(disconnected, request.receive)
 
-    async def left() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
 
-    return left
+async def disconnected(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_left(left: Left, waiting: Coroutine[Any, Any, T]) -> T:
+    """What `waiting` returns. It is cancelled if its client leaves before: raises ClientDisconnect."""
+    task = asyncio.ensure_future(waiting)
+    watch = asyncio.ensure_future(left())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        watch.cancel()
 
 
 class SplitBody(BaseModel):

@@ -56,7 +56,13 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def quiet_config(app: Any, *, lifespan: bool = True, upgrades: type | None = None) -> uvicorn.Config:
+def quiet_config(
+    app: Any,
+    *,
+    lifespan: bool = True,
+    requests: type[OneWriteProtocol] = OneWriteProtocol,
+    upgrades: type | None = None,
+) -> uvicorn.Config:
     """How uvicorn runs an application of ours. `upgrades` is the protocol that takes WebSockets, if any does."""
     config = uvicorn.Config(
         app,
@@ -73,7 +79,7 @@ def quiet_config(app: Any, *, lifespan: bool = True, upgrades: type | None = Non
         backlog=BACKLOG,
     )
     config.load()
-    config.http_protocol_class = OneWriteProtocol
+    config.http_protocol_class = requests
     if upgrades is not None:
         config.ws_protocol_class = upgrades
     return config

@@ -17,14 +17,17 @@ from paddock.errors import PaddockError, SessionNotFound
 from paddock.protocol import jsonrpc, mcp
 from paddock.protocol.codec import encode
 from paddock.protocol.jsonrpc import Call, RpcError
-from paddock.server.http import read_body
+from paddock.server.access import lookup
+from paddock.server.http import disconnected, read_body, time_to_wait, unless_left
+from paddock.server.patience import WHOLE
 from paddock.server.rpc import Left, respond
 from paddock.sessions.session import Door, Session
 
 if TYPE_CHECKING:
+    from paddock.server.access import Header
     from paddock.server.service import Service
 
-SESSION_HEADER = b"mcp-session-id"
+SESSION_HEADER = "mcp-session-id"
 JSON = (b"content-type", b"application/json")
 KEEP_ALIVE_EVERY = 15.0
 SESSION_GONE = -32001
@@ -33,25 +36,32 @@ SESSION_GONE = -32001
 class HttpCaller:
     """A POST: its header or its parameters name the session."""
 
-    def __init__(self, service: Service, token: str | None, receive: Any) -> None:
+    def __init__(
+        self, service: Service, token: str | None, receive: Any = None, header: Header | None = None
+    ) -> None:
         self.service = service
         self.token = token
         self.opened: Session | None = None
         self.speaks_mcp = token is not None
+        self.is_gone = False
+        """Whether it was seen to hang up."""
         self._receive = receive
+        self._header = header
+        self._made: list[Session] = []
 
     @property
-    def left(self) -> Left:
-        return self._wait_for_disconnect
+    def left(self) -> Left | None:
+        return None if self._receive is None else self._wait_for_disconnect
 
     async def _wait_for_disconnect(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await disconnected(self._receive)
+        self.is_gone = True
 
     def owns(self, token: str) -> bool:
         return False
 
     def known_session(self, params: dict[str, Any]) -> Session | None:
+        self.speaks_mcp = self.speaks_mcp or mcp.is_stateless(params)
         named = params.get("session_id") or self.token
         if not named:
             return self.opened
@@ -60,15 +70,27 @@ class HttpCaller:
         return session
 
     def session(self, params: dict[str, Any]) -> AbstractAsyncContextManager[Session]:
-        self.speaks_mcp = self.speaks_mcp or mcp.is_stateless(params)
         session = self.known_session(params)
         return nullcontext(session) if session is not None else self.service.manager.borrow()
 
     async def initialize(self) -> None:
-        self.opened = await self.service.manager.open(Door.MCP)
+        self.opened = await self._open(Door.MCP)
 
     async def create(self) -> str:
-        return (await self.service.manager.open(Door.CREATED)).token
+        return (await self._open(Door.CREATED)).token
+
+    async def _open(self, door: Door) -> Session:
+        """A session for a caller that waits for it. Raises ClientDisconnect if it does not."""
+        wait = None if self._header is None else time_to_wait(self._header)
+        opening = self.service.manager.open(door, wait=wait)
+        session = await (opening if self.left is None else unless_left(self.left, opening))
+        self._made.append(session)
+        return session
+
+    def leave(self) -> None:
+        """Nobody will hear of the sessions that were made here."""
+        for session in self._made:
+            session.close("its client left")
 
 
 class McpEndpoint:
@@ -79,9 +101,10 @@ class McpEndpoint:
         self.limit = service.config.limits.message_bytes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        token = next((value.decode("latin-1") for name, value in scope["headers"] if name == SESSION_HEADER), None)
+        header = lookup(scope["headers"])
+        token = header(SESSION_HEADER)
         if scope["method"] == "POST":
-            await self._post(token, scope, receive, send)
+            await self._post(header, scope, receive, send)
         elif token is None or scope["method"] not in ("GET", "DELETE"):
             await _reply(send, 405, {"detail": "Method Not Allowed"}, [(b"allow", b"POST, GET, DELETE")])
         elif scope["method"] == "DELETE":
@@ -89,7 +112,7 @@ class McpEndpoint:
         else:
             await self._stream(token, receive, send)
 
-    async def _post(self, token: str | None, scope: Any, receive: Any, send: Any) -> None:
+    async def _post(self, header: Header, scope: Any, receive: Any, send: Any) -> None:
         try:
             body = await read_body(receive, self.limit)
         except ClientDisconnect:
@@ -106,20 +129,28 @@ class McpEndpoint:
         if colleagues is not None and isinstance(calls, Call):
             worker = colleagues.owner(str(calls.params.get("session_id") or ""))
             if worker is not None:
-                await colleagues.forward(worker, scope, body, send)
+                await colleagues.forward(worker, scope, body, receive, send)
                 return
-        caller = HttpCaller(self.service, token, receive)
+        token = header(SESSION_HEADER)
+        scope[WHOLE] = opens_session(calls)
+        caller = HttpCaller(self.service, token, receive, header)
         if token is not None:
             try:
                 self.service.manager.find(token)
             except SessionNotFound as error:
                 await _reply(send, 404, _session_gone(error, calls))
                 return
-        response = await self._respond(caller, calls)
+        try:
+            response = await self._respond(caller, calls)
+        except ClientDisconnect:
+            return
+        finally:
+            if caller.is_gone:
+                caller.leave()
         if not response:
             await _reply(send, 202, None)
             return
-        headers = [(SESSION_HEADER, caller.opened.token.encode())] if caller.opened is not None else []
+        headers = [(SESSION_HEADER.encode(), caller.opened.token.encode())] if caller.opened is not None else []
         await _reply(send, _status(response), response, headers)
 
     async def _respond(self, caller: HttpCaller, calls: list[Call | RpcError] | Call) -> Any:
@@ -127,6 +158,8 @@ class McpEndpoint:
             return await respond(self.service, caller, calls)
         answers = []
         for call in calls:
+            if caller.is_gone:
+                raise ClientDisconnect
             one = jsonrpc.failure(call) if isinstance(call, RpcError) else await respond(self.service, caller, call)
             if one is not None:
                 answers.append(one)
@@ -197,16 +230,39 @@ def _status(response: Any) -> int:
     return 400 if error and error["code"] == mcp.UNSUPPORTED_VERSION else 200
 
 
+async def refuse(error: SessionNotFound, scope: Any, body: bytes, send: Any) -> None:
+    """Answer a request whose session is lost, in the way of whoever named it: by header, or in its parameters."""
+    try:
+        calls: Any = jsonrpc.parse(body)
+    except RpcError:
+        calls = None
+    if lookup(scope["headers"])(SESSION_HEADER) is not None:
+        await _reply(send, 404, _session_gone(error, calls))
+    else:
+        await _reply(send, 200, jsonrpc.failure(error, calls.id if isinstance(calls, Call) else None))
+
+
 def _session_gone(error: SessionNotFound, calls: Any) -> dict[str, Any]:
     known = calls.id if isinstance(calls, Call) else None
-    return jsonrpc.failure(RpcError(SESSION_GONE, error.message), known)
+    return jsonrpc.failure(RpcError(SESSION_GONE, error.message, jsonrpc.details_of(error)), known)
+
+
+def opens_session(calls: list[Call | RpcError] | Call) -> bool:
+    """Whether a header of the answer will name a new session."""
+    listed = calls if isinstance(calls, list) else [calls]
+    return any(isinstance(call, Call) and call.method == "initialize" for call in listed)
+
+
+def written(document: Any) -> bytes:
+    """The body of an answer. What cannot be written is an error itself."""
+    try:
+        return encode(document)
+    except PaddockError as error:
+        return encode(jsonrpc.failure(error, document.get("id") if isinstance(document, dict) else None))
 
 
 async def _reply(send: Any, status: int, document: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    try:
-        body = b"" if document is None else encode(document)
-    except PaddockError as error:
-        body = encode(jsonrpc.failure(error, document.get("id") if isinstance(document, dict) else None))
+    body = b"" if document is None else written(document)
     length = (b"content-length", str(len(body)).encode())
     kind = [JSON] if document is not None else []
     await send({"type": "http.response.start", "status": status, "headers": [*kind, length, *(headers or [])]})

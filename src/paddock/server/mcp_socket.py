@@ -9,7 +9,18 @@ from paddock.protocol import jsonrpc
 from paddock.protocol.codec import encode
 from paddock.protocol.jsonrpc import Call, RpcError
 from paddock.server.rpc import SocketCaller, respond
-from paddock.server.ws import CLOSE_CODES, GOING_AWAY, INVALID_TEXT, NORMAL, RESTART, Socket, is_utf8
+from paddock.server.ws import (
+    CLOSE_CODES,
+    GOING_AWAY,
+    INVALID_TEXT,
+    MOST_EARLY_FRAMES,
+    NORMAL,
+    POLICY,
+    RESTART,
+    Socket,
+    is_utf8,
+    refusal,
+)
 from paddock.sessions.session import Door, Session
 
 if TYPE_CHECKING:
@@ -21,9 +32,11 @@ if TYPE_CHECKING:
 class McpConversation:
     token = None
 
-    def __init__(self, service: Service, socket: Socket) -> None:
+    def __init__(self, service: Service, socket: Socket, queue_timeout: float | None = None) -> None:
+        """`queue_timeout` is how long the client waits for a slot; None waits as the server is set up."""
         self.service = service
         self.socket = socket
+        self._queue_timeout = queue_timeout
         self._caller: SocketCaller | None = None
         self._session: Session | None = None
         self._early: list[bytes] = []
@@ -37,7 +50,7 @@ class McpConversation:
 
     def receive(self, raw: bytes) -> None:
         if self._caller is None:
-            self._early.append(raw)
+            self._receive_early(raw)
             return
         try:
             calls = jsonrpc.parse(raw)
@@ -77,10 +90,13 @@ class McpConversation:
 
     async def _open(self) -> None:
         try:
-            session = await self.service.manager.open(Door.SOCKET)
-        except PaddockError as error:
-            self.socket.send(encode(jsonrpc.failure(error)))
-            self.socket.close(CLOSE_CODES.get(error.code, NORMAL), error.code)
+            session = await self.service.manager.open(Door.SOCKET, wait=self._queue_timeout)
+        except Exception as error:
+            refused = refusal(error)
+            self._over = True
+            self._early.clear()
+            self.socket.send(encode(jsonrpc.failure(refused)))
+            self.socket.close(CLOSE_CODES.get(refused.code, NORMAL), refused.code)
             return
         if self._over:
             session.close("its client left")
@@ -91,6 +107,15 @@ class McpConversation:
         early, self._early = self._early, []
         for raw in early:
             self.receive(raw)
+
+    def _receive_early(self, raw: bytes) -> None:
+        """Frames that arrive before the session is there wait for it."""
+        if self._over:
+            return
+        if len(self._early) >= MOST_EARLY_FRAMES:
+            self.socket.close(POLICY, "too many frames before the session was open")
+            return
+        self._early.append(raw)
 
     async def _answer(self, caller: SocketCaller, calls: list[Call | RpcError] | Call) -> None:
         if isinstance(calls, Call):

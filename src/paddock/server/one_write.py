@@ -14,16 +14,22 @@ class GatheringTransport:
     def __init__(self, transport: asyncio.Transport) -> None:
         self.plain = transport
         self._parts: list[bytes] = []
+        self.kept = 0
+        """How many bytes are kept."""
 
     def write(self, data: bytes) -> None:
         if not self._parts:
             asyncio.get_running_loop().call_soon(self.flush)
         self._parts.append(data)
+        self.kept += len(data)
 
     def flush(self) -> None:
-        parts, self._parts = self._parts, []
+        parts, self._parts, self.kept = self._parts, [], 0
         if parts and not self.plain.is_closing():
             self.plain.write(b"".join(parts))
+
+    def is_closing(self) -> bool:
+        return self.plain.is_closing()
 
     def close(self) -> None:
         self.flush()

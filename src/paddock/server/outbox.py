@@ -1,7 +1,7 @@
 """Answers that the loop has written, on their way out: those of one turn leave together.
 
 Every answer wakes a client, and a client that wakes wants a core. Where server and clients share a machine, one that
-is woken after each step takes the core from the next; sixteen that are woken together do not.
+is woken after each step takes the core from the next; many that are woken together do not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,16 @@ class Outbox:
         self._connections = connections
         self._frames: list[tuple[WSTransport, bytes]] = []
         self._since = 0.0
+        self._is_held = False
         self._loop = asyncio.get_running_loop()
+
+    def hold(self) -> None:
+        """More answers follow at once: the caller will `release` them, in this turn."""
+        self._is_held = True
+
+    def release(self) -> None:
+        self._is_held = False
+        self.empty()
 
     def put(self, transport: WSTransport, frame: bytes) -> None:
         """Send it, at the end of this turn at the latest."""
@@ -42,7 +51,8 @@ class Outbox:
         frames.append((transport, frame))
         if len(frames) == 1:
             self._since = monotonic()
-            self._loop.call_soon(self.empty)
+            if not self._is_held:
+                self._loop.call_soon(self.empty)
         elif len(frames) >= TOGETHER or monotonic() - self._since > HELD_SECONDS:
             self.empty()
 

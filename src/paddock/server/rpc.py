@@ -10,7 +10,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import paddock
-from paddock.errors import InvalidToolArguments, PaddockError, SessionError, ToolFailure, ToolNotFound
+from paddock.errors import (
+    InvalidToolArguments,
+    PaddockError,
+    SessionError,
+    ToolFailure,
+    ToolNotFound,
+)
 from paddock.protocol import jsonrpc, mcp
 from paddock.protocol.episode import CallTool, ListTools
 from paddock.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Call, RpcError
@@ -69,17 +75,24 @@ class SocketCaller:
         return self.own.token if self.own.door is Door.CREATED else self.own.id
 
 
-async def answer(service: Service, caller: Caller, document: Any) -> dict[str, Any] | None:
+async def answer(
+    service: Service, caller: Caller, document: Any, timeout: float | None = None
+) -> dict[str, Any] | None:
     """Answer one parsed JSON-RPC document; None for a notification."""
     try:
         call = jsonrpc.read(document)
     except RpcError as error:
         return jsonrpc.failure(error)
-    return await respond(service, caller, call)
+    return await respond(service, caller, call, timeout)
 
 
-async def respond(service: Service, caller: Caller, call: Call) -> dict[str, Any] | None:
-    """Carry out one call. Never raises a PaddockError: errors are answers here."""
+async def respond(
+    service: Service, caller: Caller, call: Call, timeout: float | None = None
+) -> dict[str, Any] | None:
+    """Carry out one call. Never raises a PaddockError: errors are answers here.
+
+    `timeout` is how many seconds its caller grants the environment, if that is less than the server does.
+    """
     try:
         method = METHODS.get(call.method)
         if call.is_notification or call.method.startswith("notifications/"):
@@ -88,12 +101,33 @@ async def respond(service: Service, caller: Caller, call: Call) -> dict[str, Any
         if method is None:
             raise RpcError(METHOD_NOT_FOUND, f"Method not found: {call.method}")
         _check_version(call)
-        return jsonrpc.result(await method(service, caller, call), call.id)
+        return jsonrpc.result(await method(service, caller, call, timeout), call.id)
     except PaddockError as error:
         return jsonrpc.failure(error, call.id)
 
 
-async def _initialize(service: Service, caller: Caller, call: Call) -> dict[str, Any]:
+def respond_at_once(service: Service, caller: Caller, call: Call) -> dict[str, Any] | None:
+    """Like `respond`, for a call of a tool that answers at once. None for any other, and then nothing was done."""
+    if call.method != "tools/call" or call.is_notification or mcp.is_stateless(call.params):
+        return None
+    try:
+        request = _tool_request(call)
+        session = caller.known_session(call.params)
+        if session is None or not service.dispatch.answers_at_once(session):
+            return None
+        answers: list[Any] = []
+        service.dispatch.submit(session, request, lambda _, answer: answers.append(answer), number=("rpc", call.id))
+        answer = answers[0]
+        if isinstance(answer, ToolFailure):
+            answer = _failed(caller, answer)
+        if isinstance(answer, PaddockError):
+            raise answer
+        return jsonrpc.result(answer, call.id)
+    except PaddockError as error:
+        return jsonrpc.failure(error, call.id)
+
+
+async def _initialize(service: Service, caller: Caller, call: Call, _: float | None) -> dict[str, Any]:
     await caller.initialize()
     return {
         "protocolVersion": mcp.choose_version(call.params.get("protocolVersion")),
@@ -102,42 +136,52 @@ async def _initialize(service: Service, caller: Caller, call: Call) -> dict[str,
     }
 
 
-async def _ping(_service: Service, _caller: Caller, _call: Call) -> dict[str, Any]:
+async def _ping(*_: Any) -> dict[str, Any]:
     return {}
 
 
-async def _list_tools(service: Service, caller: Caller, call: Call) -> dict[str, Any]:
+async def _list_tools(service: Service, caller: Caller, call: Call, timeout: float | None) -> dict[str, Any]:
     tools = tools_of(service.blueprint)
     if tools is not None:
         caller.known_session(call.params)
         return {"tools": tools, **mcp.COMPLETE}
     async with caller.session(call.params) as session:
-        return {"tools": await service.dispatch.ask(session, ListTools(), left=caller.left), **mcp.COMPLETE}
+        tools = await service.dispatch.ask(session, ListTools(), timeout=timeout, left=caller.left)
+        return {"tools": tools, **mcp.COMPLETE}
 
 
-async def _call_tool(service: Service, caller: Caller, call: Call) -> Any:
+async def _call_tool(service: Service, caller: Caller, call: Call, timeout: float | None) -> Any:
+    request = _tool_request(call)
+    async with caller.session(call.params) as session:
+        try:
+            return await service.dispatch.ask(
+                session, request, number=("rpc", call.id), timeout=timeout, left=caller.left
+            )
+        except ToolFailure as error:
+            return _failed(caller, error)
+
+
+def _tool_request(call: Call) -> CallTool:
     name, arguments = call.params.get("name"), call.params.get("arguments")
     if not name:
         raise RpcError(INVALID_PARAMS, "Missing 'name' in params")
     if not isinstance(name, str) or not isinstance(arguments, (dict, type(None))):
         raise RpcError(INVALID_PARAMS, "Invalid params: name is a string, arguments an object")
-    async with caller.session(call.params) as session:
-        try:
-            request = CallTool(name, arguments or {})
-            return await service.dispatch.ask(session, request, number=("rpc", call.id), left=caller.left)
-        except (ToolNotFound, InvalidToolArguments):
-            raise
-        except ToolFailure as error:
-            if caller.speaks_mcp:
-                return mcp.tool_failure(error.message)
-            raise
+    return CallTool(name, arguments or {})
 
 
-async def _create_session(_service: Service, caller: Caller, _call: Call) -> dict[str, Any]:
+def _failed(caller: Caller, error: ToolFailure) -> dict[str, Any]:
+    """The result of a tool that ran and failed, for those to whom that is a result. Raises all other errors."""
+    if not caller.speaks_mcp or isinstance(error, (ToolNotFound, InvalidToolArguments)):
+        raise error
+    return mcp.tool_failure(error.message)
+
+
+async def _create_session(_service: Service, caller: Caller, *_: Any) -> dict[str, Any]:
     return {"session_id": await caller.create()}
 
 
-async def _close_session(service: Service, caller: Caller, call: Call) -> dict[str, Any]:
+async def _close_session(service: Service, caller: Caller, call: Call, _: float | None) -> dict[str, Any]:
     token = call.params.get("session_id")
     if not token:
         raise RpcError(INVALID_PARAMS, "Invalid params - 'session_id' is required")
@@ -151,11 +195,11 @@ async def _close_session(service: Service, caller: Caller, call: Call) -> dict[s
     return {"session_id": token, "closed": True}
 
 
-async def _discover(service: Service, _caller: Caller, call: Call) -> dict[str, Any]:
+async def _discover(service: Service, _caller: Caller, call: Call, _: float | None) -> dict[str, Any]:
     return mcp.discovery(server_info(service), call.params)
 
 
-METHODS: dict[str, Callable[[Any, Any, Call], Awaitable[Any]]] = {
+METHODS: dict[str, Callable[[Any, Any, Call, float | None], Awaitable[Any]]] = {
     "initialize": _initialize,
     "ping": _ping,
     "server/discover": _discover,

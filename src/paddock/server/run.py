@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from paddock.server.access import is_loopback
 from paddock.server.app import create_app
 from paddock.server.fast import UpgradeRouter, adopt
 from paddock.server.listening import StoppableServer, bind, loop_factory, quiet_config, url_of
+from paddock.server.short_way import ShortWayProtocol
 
 if TYPE_CHECKING:
     import socket
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     from paddock.config import ServerConfig
     from paddock.server.service import Service
+
+LONGEST_TURN = 0.0005
 
 
 def serve(
@@ -56,6 +60,7 @@ def run(app: Any, sockets: list[socket.socket]) -> None:
     """Serve on sockets that are bound already. Returns when the server has drained and stopped."""
     server = DrainingServer(server_config(app), app.state.service)
     calm_collector()
+    share_the_lock()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(server.serve(sockets=sockets))
 
@@ -79,7 +84,11 @@ class DrainingServer(StoppableServer):
 
 
 def server_config(app: Any) -> uvicorn.Config:
-    return quiet_config(app, upgrades=type("Upgrades", (UpgradeRouter,), {"service": app.state.service}))
+    """uvicorn with our own ways for WebSockets and calls of tools. It makes the protocols, so they are classes."""
+    own = {"service": app.state.service}
+    return quiet_config(
+        app, requests=type("Requests", (ShortWayProtocol,), own), upgrades=type("Upgrades", (UpgradeRouter,), own)
+    )
 
 
 def require_token(host: str, service: Service) -> None:
@@ -88,6 +97,11 @@ def require_token(host: str, service: Service) -> None:
             f"{host} can be reached from other machines, and no token is set",
             hint="give --auth-token or PADDOCK_AUTH_TOKEN, or listen on 127.0.0.1",
         )
+
+
+def share_the_lock() -> None:
+    """Have a busy thread hand the interpreter's lock over to the loop sooner than after Python's 5 ms."""
+    sys.setswitchinterval(LONGEST_TURN)
 
 
 def calm_collector() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paddock.errors import PaddockError
+from paddock.server.inbox import Inbox
+from paddock.server.kernel import Receiver, read
 from paddock.server.outbox import Outbox
+from paddock.sessions.blueprint import Where
 from paddock.sessions.dispatch import Dispatch
 from paddock.sessions.manager import SessionManager
 
@@ -55,6 +59,7 @@ class Service:
         self.peers: Peers | None = None
         self.sockets: set[Watched] = set()
         self.outbox: Outbox
+        self.inbox: Inbox | None = None
         self.stopping = False
         self._manager: SessionManager | None = None
         self._metadata: EnvironmentMetadata | None = None
@@ -87,6 +92,10 @@ class Service:
         if colleagues is not None:
             self._manager.ask_others_for_room = colleagues.ask_for_room
         self.outbox = Outbox(self.sockets)
+        if sys.platform == "linux":
+            receive = read if self.blueprint.step.where is Where.INLINE else Receiver().receive
+            most = self.config.limits.message_bytes
+            self.inbox = Inbox(most, self.outbox, receive, self._has_nothing_else_to_do)
         self._tick()
 
     async def stop(self, grace: float | None = None) -> None:
@@ -97,7 +106,14 @@ class Service:
         await self._manager.drain(self.config.limits.drain_grace if grace is None else grace)
         if self._timer is not None:
             self._timer.cancel()
+        if self.inbox is not None:
+            self.inbox.close()
+            self.inbox = None
         self._manager = None
+
+    def _has_nothing_else_to_do(self) -> bool:
+        """Whether the loop may wait awake: steps are its own business, and no other worker needs its core."""
+        return self.blueprint.step.where is Where.INLINE and self.colleagues is None
 
     async def metadata(self) -> EnvironmentMetadata:
         """What the environment says of itself. An instance is asked once."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.errors import PaddockError
 from paddock.server.access import check_access
+from paddock.server.hello import Hello, greeting
 from paddock.server.mcp_socket import McpConversation
 from paddock.server.vector import VectorConversation
-from paddock.server.ws import Conversation, Hello, Socket, greeting
+from paddock.server.ws import NORMAL, Conversation, Socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def converse(service: Service, socket: Socket, hello: Hello) -> Conversation | McpConversation | VectorConversation:
     """The kind of talk that belongs to a path."""
     if hello.path.endswith("/mcp"):
-        return McpConversation(service, socket)
+        return McpConversation(service, socket, hello.queue_timeout)
     return VectorConversation(service, socket) if hello.vector else Conversation(service, socket, hello)
 
 
@@ -75,7 +76,7 @@ async def serve_socket(service: Service, scope: Any, receive: Any, send: Any) ->
             event = await receive()
             if event["type"] == "websocket.disconnect":
                 # uvicorn reports 1005 both for a close without a code and for a dropped connection.
-                clean = socket.closed or event.get("code") in (1000, 1001)
+                clean = not socket.closed and event.get("code") == NORMAL
                 break
             text = event.get("text")
             if text is None:

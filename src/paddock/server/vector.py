@@ -15,7 +15,17 @@ from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, SessionNot
 from paddock.protocol import messages
 from paddock.protocol.codec import encode
 from paddock.protocol.messages import CancelMessage, CloseMessage, Message, OpenMessage
-from paddock.server.ws import INVALID_TEXT, RESTART, Socket, is_new, is_utf8, request_in, write_answer, write_step
+from paddock.server.ws import (
+    INVALID_TEXT,
+    RESTART,
+    Socket,
+    is_new,
+    is_utf8,
+    refusal,
+    request_in,
+    write_answer,
+    write_step,
+)
 from paddock.sessions.session import LATER, Door, Session
 
 if TYPE_CHECKING:
@@ -199,9 +209,9 @@ class VectorConversation:
             else:
                 session = await manager.open(Door.SOCKET, wait=message.queue_timeout, lease=message.lease)
                 session.resumable = True
-        except PaddockError as error:
+        except Exception as error:
             self.lanes.pop(lane.key, None)
-            self.queue(messages.write_error(error, message.id, lane.key))
+            self.queue(messages.write_error(refusal(error), message.id, lane.key))
             return
         lane.opening = None
         if self._over:

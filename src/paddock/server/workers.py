@@ -19,15 +19,27 @@ import struct
 import tempfile
 import time
 from array import array
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from paddock.errors import ConfigError, PaddockError
+import h11
+from starlette.requests import ClientDisconnect
+
+from paddock.errors import ConfigError, HostLost, PaddockError
 from paddock.net import HttpConnection
 from paddock.server.app import INSIDE_HEADER
-from paddock.server.http import SESSION_COOKIE, SESSION_HEADER, error_response, read_body
+from paddock.server.http import (
+    SESSION_COOKIE,
+    SESSION_HEADER,
+    disconnected,
+    error_response,
+    read_body,
+    unless_left,
+)
 from paddock.server.listening import bind, url_of
+from paddock.server.mcp import refuse
 from paddock.server.run import run
 
 if TYPE_CHECKING:
@@ -43,6 +55,7 @@ MOST_WORKERS = 64
 HELD, FIRST, WAITING, GIVING_WAY, SOCKETS = range(5)
 COLUMNS = 5
 RESTART_PAUSE = 0.5
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ROOM = b"make room"
 HANDSHAKE = b"handshake "
 LARGEST_NOTE = 64 * 1024
@@ -129,6 +142,13 @@ class SharedCount:
         return any(head and (ticket is None or head < ticket) for head in heads)
 
 
+class NotReached(ConnectionError):
+    """Another worker takes no connection: nothing was sent to it."""
+
+
+BROKEN_OFF = (OSError, h11.RemoteProtocolError)
+
+
 class Colleagues:
     """What one worker knows of the others, and how it passes things on to them."""
 
@@ -192,8 +212,12 @@ class Colleagues:
     async def ask_for_room(self) -> bool:
         """Ask a worker with a session that gives way to close it. True if there was one to ask."""
         others = [w for w in range(self.table.workers) if w != self.number and self.table.get(w, GIVING_WAY) > 0]
-        for worker in others[:1]:
-            self._outbox.sendto(ROOM, str(self._folder / f"{worker}.inbox"))
+        try:
+            for worker in others[:1]:
+                self._outbox.sendto(ROOM, str(self._folder / f"{worker}.inbox"))
+        except OSError:
+            # It has much to read already, or is gone.
+            return False
         return bool(others)
 
     async def forwarded(self, scope: Any, receive: Any, send: Any, header: Header) -> bool:
@@ -206,24 +230,33 @@ class Colleagues:
             return True
         try:
             body = await read_body(receive, self._message_bytes)
+        except ClientDisconnect:
+            return True
         except PaddockError as error:
             await error_response(error)(scope, receive, send)
         else:
-            await self.forward(worker, scope, body, send)
+            await self.forward(worker, scope, body, receive, send)
         return True
 
-    async def forward(self, worker: int, scope: Any, body: bytes, send: Any) -> None:
+    async def forward(self, worker: int, scope: Any, body: bytes, receive: Any, send: Any) -> None:
+        """Let `worker` answer a request for as long as its client waits for that."""
+        is_mcp = scope["path"] == "/mcp"
         headers = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in scope["headers"]
-            if name not in STREAM_HEADERS
+            # A long answer is made a stream here, and once is enough.
+            if name not in STREAM_HEADERS and not (is_mcp and name == b"accept")
         }
         query = scope["query_string"].decode("latin-1")
         target = f"{scope['path']}?{query}" if query else scope["path"]
+        asking = self.request(worker, scope["method"], target, body, headers)
         try:
-            status, received, answer = await self.request(worker, scope["method"], target, body, headers)
-        except OSError as error:
-            await _send(send, 503, [], f"the worker that keeps this session is gone: {error}".encode())
+            status, received, answer = await unless_left(partial(disconnected, receive), asking)
+        except ClientDisconnect:
+            return
+        except BROKEN_OFF as error:
+            lost = _lost(error)
+            await (refuse(lost, scope, body, send) if is_mcp else error_response(lost)(scope, receive, send))
             return
         kept = [(k.encode(), v.encode("latin-1")) for k, v in received.items() if k.encode() not in STREAM_HEADERS]
         await _send(send, status, kept, answer)
@@ -231,10 +264,10 @@ class Colleagues:
     async def request(
         self, worker: int, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
-        """One HTTP exchange with another worker."""
+        """One HTTP exchange with another worker. Raises NotReached, or another of BROKEN_OFF once it has begun."""
         idle = self._idle.setdefault(worker, [])
-        path = str(self._folder / f"{worker}.http")
-        connection = idle.pop() if idle else HttpConnection("http://localhost", unix=path)
+        connect = partial(_connect, str(self._folder / f"{worker}.http"))
+        connection = idle.pop() if idle else HttpConnection("http://localhost", connect=connect)
         answer = await connection.request(method, target, body, headers)
         idle.append(connection)
         return answer
@@ -246,7 +279,7 @@ class Colleagues:
             if worker != self.number:
                 try:
                     answers.append((await self.request(worker, "GET", path, b"", {**headers, INSIDE_HEADER: "1"}))[2])
-                except OSError:
+                except BROKEN_OFF:
                     logger.warning("worker %d did not answer %s", worker, path)
         return answers
 
@@ -288,14 +321,17 @@ class Office:
         self.listening = listening
         self.table = Table(len(listening))
         self.workers: dict[int, int] = {}
-        self.stopping = False
+        self._stopping = False
         self._insides = [self._inside(number) for number in range(len(listening))]
 
+    def is_stopping(self) -> bool:
+        return self._stopping
+
     def run(self) -> None:
+        for name in STOP_SIGNALS:
+            signal.signal(name, self._stop)
         for number in range(len(self.listening)):
             self._start(number)
-        for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, self._stop)
         while self.workers:
             try:
                 pid, status = os.waitpid(-1, 0)
@@ -303,7 +339,9 @@ class Office:
                 continue
             except ChildProcessError:
                 break
-            self._ended(self.workers.pop(pid), status)
+            # What an environment's module started is a child of ours too.
+            if pid in self.workers:
+                self._ended(self.workers.pop(pid), status)
 
     def _inside(self, number: int) -> tuple[socket.socket, socket.socket]:
         """The two Unix sockets of a worker. Bound here, so that they outlive a worker that dies."""
@@ -314,14 +352,27 @@ class Office:
         return http, inbox
 
     def _start(self, number: int) -> None:
-        pid = os.fork()
-        if pid:
-            self.workers[pid] = number
+        """Start a worker, unless all are to end."""
+        if self.is_stopping():
             return
+        # A signal must not find a worker that still takes it as the parent would.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._be_worker(number)
+            self.workers[pid] = number
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        if self.is_stopping():
+            self._stop()
+
+    def _be_worker(self, number: int) -> NoReturn:
         code = 1
         try:
-            for name in (signal.SIGTERM, signal.SIGINT):
+            for name in STOP_SIGNALS:
                 signal.signal(name, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             http, inbox = self._insides[number]
             service: Service = self.app.state.service
             service.colleagues = Colleagues(number, self.table, self.folder, inbox, service.config.limits)
@@ -336,22 +387,39 @@ class Office:
 
     def _ended(self, number: int, status: int) -> None:
         self.table.clear(number)
-        if self.stopping:
+        if self.is_stopping():
             return
         logger.error("worker %d ended (%s): its sessions are lost, a new one takes its place", number, _why(status))
         time.sleep(RESTART_PAUSE)
         self._start(number)
 
     def _stop(self, *_: object) -> None:
-        self.stopping = True
+        self._stopping = True
         for pid in self.workers:
-            os.kill(pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
 
 def _why(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)}"
     return f"exit code {os.WEXITSTATUS(status)}"
+
+
+async def _connect(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        return await asyncio.open_unix_connection(path)
+    except OSError as error:
+        raise NotReached(str(error)) from error
+
+
+def _lost(error: Exception) -> HostLost:
+    """What a client is told whose call got no answer of the worker that keeps its session."""
+    if isinstance(error, NotReached):
+        message = f"the worker that keeps this session cannot be reached, the call was not carried out: {error}"
+    else:
+        message = f"the worker that keeps this session broke off, the call may have been carried out: {error}"
+    return HostLost(message, hint="its sessions are lost with a worker; open a new one")
 
 
 def _cookie(header: str | None) -> str | None:

@@ -8,52 +8,35 @@ stays.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import parse_qs
 
 from pydantic_core import from_json
 
-import paddock
-from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, SessionTaken, StepCancelled
+from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, SessionError, SessionTaken, StepCancelled
 from paddock.protocol import jsonrpc, messages
 from paddock.protocol.episode import GetState, Reset, Step
 from paddock.protocol.messages import CancelMessage, CloseMessage, McpMessage, Single
 from paddock.protocol.resume import Verdict
-from paddock.server.line import whole_text
+from paddock.server.plain_frame import text_in
 from paddock.server.rpc import SocketCaller, answer
 from paddock.sessions.session import LATER, Door, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paddock.server.hello import Hello
     from paddock.server.service import Service
     from paddock.sessions.loan import Line
     from paddock.sessions.work import StepAside, Work
 
+logger = logging.getLogger("paddock.server")
 MOST_EARLY_FRAMES = 1024
 MOST_BEHIND = 1024
 NORMAL, GOING_AWAY, INVALID_TEXT, POLICY, RESTART, TRY_LATER = 1000, 1001, 1007, 1008, 1012, 1013
 CLOSE_CODES = {"CAPACITY_REACHED": TRY_LATER, "SERVER_DRAINING": RESTART}
-
-VERSION_HEADER = "paddock-version"
-SESSION_HEADER = "session-id"
-RESUME_HEADER = "session-resume"
-QUEUE_HEADER = "queue-timeout"
-LEASE_HEADER = "paddock-lease"
-DETERMINISTIC_HEADER = "paddock-deterministic"
-HOST_HEADER = "paddock-host"
-
-
-def greeting(service: Service, token: str | None) -> dict[str, str]:
-    """The headers that we add to the answer to a handshake."""
-    known = {VERSION_HEADER: paddock.__version__}
-    if service.blueprint.deterministic:
-        known[DETERMINISTIC_HEADER] = "true"
-    if service.host is not None:
-        known[HOST_HEADER] = service.host
-    return {**known, SESSION_HEADER: token} if token else known
 
 
 class Socket(Protocol):
@@ -71,33 +54,6 @@ class Socket(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
-    """What a client said when it connected."""
-
-    path: str
-    session_id: str | None = None
-    """`?session_id=`: attach to a session made by `openenv/session/create`."""
-    resume: str | None = None
-    """`Session-Resume: new` asks for a session that survives a drop, `Session-Resume: TOKEN` returns."""
-    queue_timeout: float | None = None
-    vector: bool = False
-    lease: str | None = None
-    """A slot that was taken for this client before it came."""
-
-    @classmethod
-    def read(cls, path: str, query: str, header: Callable[[str], str | None]) -> Hello:
-        asked = parse_qs(query, keep_blank_values=True)
-        return cls(
-            path=path,
-            session_id=(asked.get("session_id") or [""])[0] or None,
-            resume=_printable(header(RESUME_HEADER)),
-            queue_timeout=_seconds(header(QUEUE_HEADER)),
-            vector="vector" in asked,
-            lease=header(LEASE_HEADER) or (asked.get("lease") or [""])[0] or None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Refused:
     """A frame that is no valid message: its error waits for its turn like any answer."""
 
@@ -107,6 +63,13 @@ class Refused:
 
 class Conversation:
     """One socket and the session it talks to."""
+
+    __slots__ = (
+        "_answering", "_backlog", "_calling", "_calling_number", "_early", "_opening", "_over", "_parse",
+        "_quick_step", "_send_aside", "_submit", "_waiting_bytes", "hello", "send", "service", "session", "socket",
+        "timeout", "token",
+    )  # fmt: skip
+    """Every step of every session passes here, and what is small stays in the cache."""
 
     def __init__(self, service: Service, socket: Socket, hello: Hello) -> None:
         self.service = service
@@ -120,9 +83,11 @@ class Conversation:
         self._parse = service.blueprint.wire.parse
         self._submit = service.dispatch.submit
         self.timeout = service.dispatch.step_timeout
-        self._early: deque[bytes] = deque()
+        self._early: deque[bytes | Refused] = deque()
         self._answering = False
         self._backlog: deque[Single | Refused] = deque()
+        self._waiting_bytes = 0
+        """The size of what waits for the session, or for its turn."""
         self._opening: asyncio.Task[None] | None = None
         self._calling: asyncio.Task[None] | None = None
         self._calling_number: int | None = None
@@ -171,11 +136,14 @@ class Conversation:
                 self.socket.close(INVALID_TEXT, "invalid UTF-8")
                 return
             message = Refused(error, number_in(raw))
-        self._take(message)
+        self._take(message, len(raw))
 
     def receive_binary(self) -> None:
         error = InvalidMessage("Invalid message", hint="send JSON in a text frame, not a binary one", errors=[])
-        self._take(Refused(error))
+        if self.session is None:
+            self._receive_early(Refused(error))
+        else:
+            self._take(Refused(error))
 
     def lost(self, *, clean: bool) -> None:
         """The socket is gone; `clean` if the client said goodbye."""
@@ -205,6 +173,10 @@ class Conversation:
         self.socket.send(messages.write_error(error))
         self.socket.close(RESTART if draining else GOING_AWAY, error.message)
 
+    def replaced(self) -> None:
+        self.session = None
+        self.socket.close(POLICY, "the session was resumed elsewhere")
+
     # -- what a thread calls, and the loop later ---------------------------------------------------
 
     @property
@@ -212,7 +184,7 @@ class Conversation:
         return self.socket.line
 
     def read_aside(self, data: bytes) -> Any:
-        raw = whole_text(data)
+        raw = text_in(data)
         return None if raw is None else self._quick_step(raw)
 
     def write_aside(self, work: StepAside) -> bytes:
@@ -239,15 +211,20 @@ class Conversation:
     async def _open(self) -> None:
         try:
             session = await self._find_or_make()
-        except PaddockError as error:
-            self._refuse(error)
+        except Exception as error:
+            self._refuse(refusal(error))
             return
         if self._over:
             return
         session.attach(self)
         self.session = session
+        self._waiting_bytes = 0
         while self._early:
-            self.receive(self._early.popleft())
+            early = self._early.popleft()
+            if isinstance(early, Refused):
+                self._take(early)
+            else:
+                self.receive(early)
 
     async def _find_or_make(self) -> Session:
         manager, hello = self.service.manager, self.hello
@@ -272,10 +249,6 @@ class Conversation:
             session.close("its client left")
         return session
 
-    def replaced(self) -> None:
-        self.session = None
-        self.socket.close(POLICY, "the session was resumed elsewhere")
-
     def _queued(self, place: int) -> None:
         self.socket.send(messages.write_queued(place))
 
@@ -287,18 +260,24 @@ class Conversation:
 
     # -- the less frequent frames -----------------------------------------------------------------
 
-    def _receive_early(self, raw: bytes) -> None:
+    def _receive_early(self, frame: bytes | Refused) -> None:
         """Frames that arrive before the session is there wait for it."""
         if self._over:
             return
-        if len(self._early) >= MOST_EARLY_FRAMES:
+        self._waiting_bytes += len(frame) if isinstance(frame, bytes) else 0
+        if len(self._early) >= MOST_EARLY_FRAMES or self._is_too_much():
             self.socket.close(POLICY, "too many frames before the session was open")
             return
-        self._early.append(raw)
+        self._early.append(frame)
 
-    def _take(self, message: Single | Refused) -> None:
+    def _is_too_much(self) -> bool:
+        """Whether more waits than the largest message may be."""
+        return self._waiting_bytes > self.service.config.limits.message_bytes
+
+    def _take(self, message: Single | Refused, size: int = 0) -> None:
         """Answers leave in the order of the requests: what comes before the last answer waits."""
         if self._answering or self._backlog:
+            self._waiting_bytes += size
             self._receive_behind(message)
         else:
             self._handle(message)
@@ -347,7 +326,7 @@ class Conversation:
             self._close()
         elif isinstance(message, CancelMessage):
             self._cancel(session, message.data)
-        elif len(self._backlog) >= MOST_BEHIND:
+        elif len(self._backlog) >= MOST_BEHIND or self._is_too_much():
             self.socket.close(POLICY, "too many requests without waiting for an answer")
         else:
             self._backlog.append(message)
@@ -357,6 +336,8 @@ class Conversation:
     def _go_on(self) -> None:
         while self._backlog and not self._answering:
             self._handle(self._backlog.popleft())
+        if not self._backlog:
+            self._waiting_bytes = 0
 
     def _cancel(self, session: Session, number: int) -> None:
         waiting = next((m for m in self._backlog if not isinstance(m, Refused) and m.id == number), None)
@@ -374,17 +355,30 @@ class Conversation:
         self.socket.close(NORMAL)
 
     async def _answer_mcp(self, session: Session, message: McpMessage) -> None:
+        frame = None
         try:
-            response = await answer(self.service, SocketCaller(session), message.data)
+            response = await answer(self.service, SocketCaller(session), message.data, message.timeout_s)
             if response is not None:
                 frame = _write_mcp(response, message.id)
-                if message.id is not None:
-                    session.ledger.record(message.id, frame)
-                session.send(frame)
+        except asyncio.CancelledError:
+            frame = messages.write_error(StepCancelled("cancelled: its caller gave it up"), message.id)
+            raise
         finally:
+            if frame is not None and message.id is not None:
+                session.ledger.record(message.id, frame)
+            if frame is not None:
+                session.send(frame)
             self._calling = None
             self._answering = False
             self._go_on()
+
+
+def refusal(error: Exception) -> PaddockError:
+    """What a client is told that gets no session."""
+    if isinstance(error, PaddockError):
+        return error
+    logger.error("a session could not be opened", exc_info=error)
+    return SessionError("the session could not be opened", hint="the server's log says why")
 
 
 def request_in(message: Any) -> Step | Reset | GetState | None:
@@ -443,20 +437,6 @@ def _write_mcp(response: dict[str, Any], number: int | None) -> bytes:
         return messages.write_mcp(response, number)
     except PaddockError as error:
         return messages.write_mcp(jsonrpc.failure(error, response.get("id")), number)
-
-
-def _printable(text: str | None) -> str | None:
-    """A header may hold any byte; a token of ours is plain ASCII, and others are only to be named in an error."""
-    return None if text is None else text.encode("ascii", "replace").decode()
-
-
-def _seconds(text: str | None) -> float | None:
-    """A wish in seconds; what is no number is no wish."""
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if 0 <= value < float("inf") else None
 
 
 def is_utf8(raw: bytes | str) -> bool:

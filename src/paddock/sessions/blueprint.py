@@ -146,6 +146,10 @@ class Blueprint:
         if getattr(cls, "parallel_calls", False) and self.step.where is Where.LOOP:
             self.call_tool.where = Where.BESIDE
             self.step_by_tool = Method("step", self.step.invoke, Where.BESIDE, self.step.accepts)
+        self.plain_tools = _plain_among_async(cls)
+        """Tools that may block, of a class that has async ones too: a thread calls them."""
+        self.plain_step = Method("step", _step_with("step"), Where.THREAD, self.step.accepts)
+        self.plain_call = Method("call_tool", _call_with("call_tool"), Where.THREAD, set())
         self.wire = Wire(self.routed_action_type)
 
     def build(self) -> Any:
@@ -268,13 +272,16 @@ def _reset_method(cls: type, plain: Where) -> Method:
 
 def _step_method(cls: type, plain: Where) -> Method:
     name, is_async = _implementation(cls, "step")
+    return Method("step", _step_with(name), Where.LOOP if is_async else plain, _keywords(getattr(cls, name)))
 
+
+def _step_with(name: str) -> Callable[[Any, Any], Any]:
     def invoke(environment: Any, request: Any) -> Any:
         if request.extras:
             return getattr(environment, name)(request.action, **request.extras)
         return getattr(environment, name)(request.action)
 
-    return Method("step", invoke, Where.LOOP if is_async else plain, _keywords(getattr(cls, name)))
+    return invoke
 
 
 def _implementation(cls: type, name: str) -> tuple[str, bool]:
@@ -312,11 +319,24 @@ def _has_async_state(cls: type) -> bool:
 def _call_tool_method(cls: type, plain: Where) -> Method:
     is_async = issubclass(cls, ToolEnvironment) and cls.has_async_tools()
     name = "call_tool_async" if is_async else "call_tool"
+    return Method("call_tool", _call_with(name), Where.LOOP if is_async else plain, set())
 
+
+def _call_with(name: str) -> Callable[[Any, Any], Any]:
     def invoke(environment: Any, request: Any) -> Any:
         return getattr(environment, name)(request.name, request.arguments)
 
-    return Method("call_tool", invoke, Where.LOOP if is_async else plain, set())
+    return invoke
+
+
+def _plain_among_async(cls: type) -> frozenset[str]:
+    """None where an author has a way of their own to call tools."""
+    if not issubclass(cls, ToolEnvironment) or not cls.has_async_tools():
+        return frozenset()
+    ways = ("step", "step_async", "call_tool", "call_tool_async")
+    if any(getattr(cls, way) is not getattr(ToolEnvironment, way) for way in ways):
+        return frozenset()
+    return frozenset(name for name, spec in cls.tools.items() if not spec.is_async)
 
 
 def _affinity(cls: type) -> Affinity:

@@ -19,7 +19,7 @@ WAITS = 0.0002
 """Jobs that compute and wait for less run one after the other: another thread would only wait for the lock."""
 PATIENCE = 0.005
 """How long they wait for the one before them to end."""
-TOGETHER = 16
+TOGETHER = 32
 HELD_SECONDS = 0.001
 """How many answers leave together, and for how long their jobs may have run. Each answer wakes a client, and a client
 that wakes wants a core that the next step needs."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paddock.sessions")
 REAP_EVERY = 1.0
+SLOW_LOAN = 1.0
+"""For how long each session keeps to itself after a step of one kept others waiting."""
 ROOM_TIMEOUT = 5.0
 ROOM_ELSEWHERE = 1.0
 BORROWER_WAITS = 5.0
@@ -75,6 +77,8 @@ class SessionManager:
         self.loop = asyncio.get_running_loop()
         self.returns = Returns()
         self.loan: Loan | None = None
+        self._shares_again = 0.0
+        """When a thread may do the steps of several sessions again."""
         self.threads = Threads(limits.threads, returns=self.returns)
         self._relay = Relay(self.returns)
         self.metrics = Metrics()
@@ -121,7 +125,8 @@ class SessionManager:
         environment = await self.build(threads, holds_slot=True)
         session = Session(self, environment, door, threads, token)
         self._sessions[session.token] = session
-        self.call_home()
+        if self.loan is not None and self.loan.runner is not self.threads:
+            self.call_home()
         self.metrics.sessions_opened += 1
         logger.info("session %s opened (%s)", session.id, door.value)
         if self.is_draining():
@@ -146,6 +151,8 @@ class SessionManager:
 
         It stands outside of all counting, unless instances may not overlap: then it waits for the slot.
         """
+        if self.is_draining():
+            raise ServerDraining("the server is shutting down", hint="connect to another one, or again later")
         alone = not self.blueprint.concurrent
         if alone:
             await self._take_slot(BORROWER_WAITS, None)
@@ -231,8 +238,9 @@ class SessionManager:
             return
         gone = self.make_room()
         if gone is not None:
-            # Where instances may not overlap, the slot is free only once the environment is closed.
-            await asyncio.wait([gone.ended], timeout=0 if self.blueprint.concurrent else ROOM_TIMEOUT)
+            if not self.blueprint.concurrent:
+                # Instances may not overlap, so the slot is free only once the environment is closed.
+                await asyncio.wait([gone.ended], timeout=ROOM_TIMEOUT)
             if self.slots.take():
                 return
         elif self.ask_others_for_room is not None and await self.ask_others_for_room():
@@ -282,22 +290,41 @@ class SessionManager:
             return OwnThread(self._relay)
         return self.threads
 
-    def lend(self, step: StepAside) -> Loan | None:
-        """The only session that there is, lent to its thread from this step on; None if it stays here."""
-        line = step.door.line if len(self._sessions) == 1 and step.session.threads.can_spare_one else None
-        if line is None or self.loan is not None or self.is_draining():
-            return None
-        line.lend()
-        self.loan = Loan(step.session, step, line, self._loan_ended)
-        return self.loan
+    def lend(self, step: StepAside) -> bool:
+        """Have a thread carry it out that reads on for its session; False if the connection stays with the loop."""
+        line, runner = step.door.line, step.session.threads
+        if line is None or self.is_draining() or not (len(self._sessions) == 1 or self._may_share(step.session)):
+            return False
+        try:
+            if self.loan is not None:
+                return self.loan.runner is runner and self.loan.take(step, line)
+            if not runner.can_spare_one:
+                return False
+            loan = Loan(runner, line.watch(), self.returns, self.threads.pace if runner is self.threads else None)
+            loan.ended = self._loan_ended
+            loan.begin(step, line)
+        except OSError as error:
+            logger.debug("a connection stays with the loop: %s", error)
+            return False
+        self.loan = loan
+        runner.submit(loan)
+        return True
 
-    def _loan_ended(self) -> None:
+    def _may_share(self, session: Session) -> bool:
+        """Whether one thread may do its steps and those of others."""
+        if session.threads is not self.threads or not session.is_quick or self.threads.pace.is_long():
+            return False
+        return self.clock() >= self._shares_again
+
+    def _loan_ended(self, loan: Loan) -> None:
         self.loan = None
+        if loan.was_slow:
+            self._shares_again = self.clock() + SLOW_LOAN
 
     def call_home(self) -> None:
         """Have everything back that is lent."""
         if self.loan is not None:
-            self.loan.call_home()
+            self.loan.call_all_home()
 
     def release_threads(self, threads: Runner) -> None:
         if threads is not self.threads and threads is not self._shared_thread:
@@ -325,8 +352,8 @@ class SessionManager:
         """Look after everything that has a deadline. Called about ten times a second."""
         self.returns.deliver()
         now = self.clock()
-        if self.loan is not None and self.loan.is_overdue(now):
-            self.loan.call_home()
+        if self.loan is not None:
+            self.loan.look_after(now)
         for work in [*self.running, *self.queued]:
             if work.deadline is not None and now >= work.deadline and not work.expired:
                 work.session.expire(work)

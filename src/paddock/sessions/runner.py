@@ -11,11 +11,13 @@ does all of it where jobs are short and compute, and what has ended comes back m
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from time import monotonic
 
 from paddock.sessions.jobs import PATIENCE, WEIGHED_EVERY, Job, Returns, Runner, Turns
 
+logger = logging.getLogger("paddock.sessions")
 OVERSTAY = 1.0
 
 
@@ -82,10 +84,24 @@ class Threads(Turns[Job], Runner):
         return sum(1 for began in list(self._began.values()) if began < limit)
 
     def _grow(self) -> None:
+        number = next(self._numbers)
+        thread = threading.Thread(target=self._work, args=(number,), name=f"{self._name}-{number}", daemon=True)
         with self._lock:
             self._count += 1
-        number = next(self._numbers)
-        threading.Thread(target=self._work, args=(number,), name=f"{self._name}-{number}", daemon=True).start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            with self._lock:
+                self._count -= 1
+            self._do_without(error)
+
+    def _do_without(self, error: RuntimeError) -> None:
+        """The system grants no more threads: those that are there do the work, and without any it fails."""
+        logger.warning("%d threads are all that can be had: %s", self._count, error)
+        while self.waiting and not self._count:
+            job = self.waiting.popleft()
+            job.error = error
+            self.returns.put(job, late=True)
 
     # -- on a thread ------------------------------------------------------------------------------
 

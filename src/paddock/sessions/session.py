@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.errors import (
     EnvironmentFailure,
+    InvalidMessage,
     PaddockError,
     SessionBusy,
     SessionClosed,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paddock.sessions")
 MOST_WAITING = 256
+QUICK = 0.0005
+"""A step that takes less may be done by a thread that does those of many sessions."""
 LATER = object()
 
 
@@ -69,6 +72,14 @@ class SessionInfo:
 
 
 class Session:
+    __slots__ = (
+        "_beside", "_closing_environment", "_current", "_manager", "_step", "_step_timings", "_timings",
+        "_waiting", "attachment", "clock", "close_when_detached", "closed", "door", "dropped_at", "ended",
+        "environment", "episode", "holds_slot", "id", "is_quick", "last_active", "ledger", "opened_at", "resumable",
+        "threads", "token", "went_on",
+    )  # fmt: skip
+    """What is small stays in the cache."""
+
     def __init__(
         self,
         manager: SessionManager,
@@ -106,6 +117,8 @@ class Session:
         self._beside: set[Work] = set()
         """Calls that overlap with all others."""
         self._closing_environment = False
+        self.is_quick = False
+        """Whether its last step was."""
 
     def __repr__(self) -> str:
         return f"<Session {self.id} {self.door.value} {self.episode.phase.name.lower()} steps={self.episode.steps}>"
@@ -113,6 +126,11 @@ class Session:
     @property
     def is_running(self) -> bool:
         return self._current is not None or bool(self._beside)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an answer is still owed. What was given up may hang for ever."""
+        return any(work is not None and not work.settled for work in (self._current, *self._beside))
 
     def info(self) -> SessionInfo:
         now = self._manager.clock()
@@ -178,26 +196,25 @@ class Session:
         if self._step.where is not Where.THREAD or self._current is not None or self.closed:
             return False
         work = self.begin_step(action, door)
-        self.threads.submit(self._manager.lend(work) or work)
+        if not self._manager.lend(work):
+            self.threads.submit(work)
         return True
 
     def begin_step(self, action: Any, door: SideDoor) -> StepAside:
         """On whatever has the session: the loop, or the thread that it is lent to."""
-        work = StepAside(self, action, door)
-        work.method = self._step
-        work.started = now = self.clock()
-        if door.timeout is not None:
-            work.deadline = now + door.timeout
-        self._current = work
+        self._current = work = StepAside(self, action, door, self._step, self.clock())
         self._manager.running.add(work)
         return work
 
     def stepped(self, work: StepAside) -> None:
         """Where it was begun: a thread has answered it."""
         self._manager.running.discard(work)
+        if work.overdue:
+            self._manager.metrics.hung_calls -= 1
         self._current = None
         self.last_active = work.ended
         self._step_timings.observe(work.ended - work.started)
+        self.is_quick = work.took < QUICK
         self.episode.stepped(work.done)
 
     def stepped_aside(self, work: StepAside) -> None:
@@ -207,13 +224,14 @@ class Session:
             return
         self.stepped(work)
         work.door.answered_aside(work)
-        self._go_on()
+        if self._waiting or self.closed:
+            self._go_on()
 
     def call_home(self) -> None:
         """Have the session back, if it is lent to a thread."""
         loan = self._manager.loan
-        if loan is not None and loan.session is self:
-            loan.call_home()
+        if loan is not None:
+            loan.call_home(self)
 
     def catch_up(self) -> None:
         """Hear of what threads have ended meanwhile."""
@@ -254,7 +272,8 @@ class Session:
             self._waiting.remove(work)
             work.settle(StepTimeout(f"{work.method.name} had to wait longer than its deadline for its turn"))
             return
-        seconds = self.clock() - work.started
+        self.last_active = now = self.clock()
+        seconds = now - work.started
         if work.task is None:
             work.overdue = True
             self._manager.metrics.hung_calls += 1
@@ -368,8 +387,10 @@ class Session:
         return self._explain(work.method.name, error)
 
     def _explain(self, method: str, error: BaseException) -> PaddockError:
-        if isinstance(error, PaddockError):
+        if isinstance(error, (EnvironmentFailure, InvalidMessage)):
+            error.message = redact(error.message, self._manager.secrets)
             return error
+        # Also an error of another session that the environment has somewhere: it says nothing about this one.
         logger.error("%s failed in session %s", method, self.id, exc_info=error)
         kind = type(error).__name__
         text = redact(str(error), self._manager.secrets)
@@ -412,7 +433,7 @@ class Session:
 
     def is_expired(self, now: float) -> bool:
         """Whether nobody is coming back. Never during a request, never with a connection attached."""
-        if self.attachment is not None or self.is_running:
+        if self.attachment is not None or self.is_awaited:
             return False
         limits = self._manager.limits
         idle = now - self.last_active
@@ -422,7 +443,7 @@ class Session:
 
     def gives_way(self, now: float) -> bool:
         """Whether this session makes room when the server is full."""
-        if self.attachment is not None or self.is_running:
+        if self.attachment is not None or self.is_awaited:
             return False
         if self.door is Door.HTTP and (not self.went_on or self.episode.phase is Phase.DONE):
             return True

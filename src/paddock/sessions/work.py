@@ -105,21 +105,32 @@ class Work(Job):
 class StepAside(Work):
     """A step on a thread that the thread itself answers. The loop hears of it when it has time, or somebody asks."""
 
+    __slots__ = (
+        "action", "deadline", "done", "door", "ended", "error", "expired", "is_answered", "method", "overdue",
+        "reply", "session", "settled", "started", "took", "unsent", "value",
+    )  # fmt: skip
+    """Two threads look at it, and what is small moves quickly between them."""
+
     number = None
-    unsent: bytes | None = None
-    """The answer, until it is sent."""
-    ended = 0.0
-    done = False
     _claiming = threading.Lock()
 
     request = Step(None)
     """Stands for all of them: the action comes past dispatch."""
 
-    def __init__(self, session: Session, action: Any, door: SideDoor) -> None:
+    def __init__(self, session: Session, action: Any, door: SideDoor, method: Method, started: float) -> None:
         self.session = session
         self.action = action
         self.door = door
         self.reply = door.answered
+        self.method = method
+        self.started = started
+        self.deadline = None if door.timeout is None else started + door.timeout
+        self.settled = self.expired = self.overdue = self.is_answered = False
+        self.value = self.error = None
+        self.unsent: bytes | None = None
+        """The answer, until it is sent."""
+        self.ended = self.took = 0.0
+        self.done = False
 
     def run(self) -> None:
         session = self.session
@@ -127,8 +138,9 @@ class StepAside(Work):
         try:
             self.value = value = session.environment.step(self.action)
             self.ended = session.clock()
+            self.took = self.ended - began
             # The loop hears of a long one at once, and then is quicker to answer it with others of its kind.
-            if self.ended - began < PATIENCE and session.attachment is self.door:
+            if self.took < PATIENCE and session.attachment is self.door:
                 self.done = is_done(value)
                 self.unsent = self.door.write_aside(self)
         except BaseException as error:
@@ -150,9 +162,9 @@ class StepAside(Work):
         return count_step(session, self, observation)
 
     def is_awaited(self) -> bool:
-        return (
-            not self.is_answered or self.unsent is not None or self.session.is_pressing() or self.door.is_pressing()
-        )
+        if not self.is_answered or self.unsent is not None:
+            return True
+        return self.session.is_pressing() or self.door.is_pressing()
 
     def finish(self) -> None:
         self.session.stepped_aside(self)
