@@ -34,7 +34,7 @@ class Limits:
     drain_grace: float = 10.0
     """How long running steps may go on after SIGTERM."""
     message_bytes: int = 100 * MEBIBYTE
-    threads: int = 64
+    threads: int = 80
     """Threads that run sync environments."""
     ping_interval: float = 20.0
     ping_timeout: float = 20.0

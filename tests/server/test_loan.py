@@ -5,6 +5,7 @@ import os
 import random
 import select
 import socket
+import sys
 import threading
 import time
 from typing import Any
@@ -16,6 +17,7 @@ from odd_frames import ENDS, ODD, STEP, frame, total
 from paddock.server.fast import FastSocket
 from paddock.server.kernel import Looker
 from paddock.server.reading import By
+from paddock.sessions.loan import LONGEST_TURN
 from running import Running, Serve, wait_until
 from wire import PING, PONG, TEXT, RawSocket
 
@@ -57,6 +59,17 @@ def test_steps_are_read_and_answered_by_the_thread(serve_fast: Serve, kind: Any,
     [session] = server.service.manager.sessions()
     assert session.steps == 199
     assert server.service.manager.metrics.calls["step"].count == 199
+
+
+@ENVIRONMENTS
+def test_the_loop_gets_the_lock_sooner_for_as_long_as_it_lasts(serve_fast: Serve, kind: Any) -> None:
+    usual, server = sys.getswitchinterval(), serve_fast(kind)
+    for _ in range(3):
+        ws = stepping(server)
+        assert sys.getswitchinterval() == pytest.approx(LONGEST_TURN)
+        ws.tcp.close()
+        wait_until(lambda: not lent(server))
+        assert sys.getswitchinterval() == pytest.approx(usual)
 
 
 @ENVIRONMENTS

@@ -14,6 +14,7 @@ from paddock.config import MEBIBYTE, Access, Limits, ServerConfig, parse_mode, r
 from paddock.errors import ConfigError
 from paddock.targets import FORMS
 
+USUAL = Limits()
 OF_A_CLUSTER = (
     *("hosts", "min_hosts", "max_hosts", "host_cpus", "host_memory", "host_resources"),
     *("ray_address", "ship", "door"),
@@ -27,31 +28,37 @@ OF_A_CLUSTER = (
 @click.option("--max-sessions", type=int, help="Sessions at once. Default: 100, or 1 if the class allows only one.")
 @click.option(
     "--session-timeout",
-    default=1800.0,
+    default=USUAL.session_timeout,
     show_default=True,
     help="Seconds an unused session is kept; 0: for ever.",
 )
 @click.option(
     "--queue-timeout",
-    default=0.0,
+    default=USUAL.queue_timeout,
     show_default=True,
     help="Seconds a newcomer waits when full; 0 refuses at once.",
 )
 @click.option(
     "--resume-window",
-    default=60.0,
+    default=USUAL.resume_window,
     show_default=True,
     help="Seconds the session of a dropped socket is kept.",
 )
 @click.option(
     "--step-timeout",
-    default=300.0,
+    default=USUAL.step_timeout,
     show_default=True,
     help="Seconds a reset, step or tool call may take; 0: any.",
 )
-@click.option("--drain-grace", default=10.0, show_default=True, help="Seconds running steps get after SIGTERM.")
-@click.option("--max-message-mb", default=100, show_default=True, help="Largest message, in MiB.")
-@click.option("--threads", default=64, show_default=True, help="Threads for environments that are not async.")
+@click.option(
+    "--drain-grace", default=USUAL.drain_grace, show_default=True, help="Seconds running steps get after SIGTERM."
+)
+@click.option(
+    "--max-message-mb", default=USUAL.message_bytes // MEBIBYTE, show_default=True, help="Largest message, in MiB."
+)
+@click.option(
+    "--threads", default=USUAL.threads, show_default=True, help="Threads for environments that are not async."
+)
 @click.option("--workers", default=1, show_default=True, help="Processes that share the port and the capacity.")
 @click.option(
     "--engine",

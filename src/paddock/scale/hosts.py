@@ -113,7 +113,7 @@ class EnvironmentHost:
     async def _serve(self) -> None:
         from paddock.server.app import create_app
         from paddock.server.listening import bind
-        from paddock.server.run import DrainingServer, calm_collector, server_config, share_the_lock
+        from paddock.server.run import DrainingServer, calm_collector, server_config
         from paddock.targets import load_target
 
         plan = self.plan
@@ -125,7 +125,6 @@ class EnvironmentHost:
         address = LOCAL if plan.on_this_machine else node_address()
         listening = bind(address, 0)
         calm_collector()
-        share_the_lock()
         be_as_eager_as_others()
         self._loop = asyncio.get_running_loop()
         self._server = DrainingServer(server_config(app), app.state.service)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
     from paddock.config import ServerConfig
     from paddock.server.service import Service
-
-LONGEST_TURN = 0.0005
 
 
 def serve(
@@ -60,7 +57,6 @@ def run(app: Any, sockets: list[socket.socket]) -> None:
     """Serve on sockets that are bound already. Returns when the server has drained and stopped."""
     server = DrainingServer(server_config(app), app.state.service)
     calm_collector()
-    share_the_lock()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(server.serve(sockets=sockets))
 
@@ -97,11 +93,6 @@ def require_token(host: str, service: Service) -> None:
             f"{host} can be reached from other machines, and no token is set",
             hint="give --auth-token or PADDOCK_AUTH_TOKEN, or listen on 127.0.0.1",
         )
-
-
-def share_the_lock() -> None:
-    """Have a busy thread hand the interpreter's lock over to the loop sooner than after Python's 5 ms."""
-    sys.setswitchinterval(LONGEST_TURN)
 
 
 def calm_collector() -> None:

@@ -173,19 +173,27 @@ class Pace:
 
     def __init__(self) -> None:
         self._long = 0.0
+        self._is_sure = True
+        """Whether the last job that was weighed was like those before it."""
 
     def is_long(self) -> bool:
         return self._long > 0.5
 
-    def weigh(self, job: Job) -> None:
-        """Run it, and see."""
-        if job.lasts:
+    def run(self, job: Job, number: int) -> bool:
+        """Carry out the job with this number on its thread, and say whether it was weighed.
+
+        Only some are, but all as long as they are not what was expected: what comes in thousands changes at once.
+        """
+        if job.lasts or (self._is_sure and number % WEIGHED_EVERY):
             job.run()
-            return
+            return False
         began, computed = monotonic(), thread_time()
         job.run()
         computed, took = thread_time() - computed, monotonic() - began
-        self._long += ((computed > COMPUTES or took - computed > WAITS) - self._long) / SMOOTHING
+        was_long = computed > COMPUTES or took - computed > WAITS
+        self._long += (was_long - self._long) / SMOOTHING
+        self._is_sure = was_long == self.is_long()
+        return True
 
 
 class Turns(ABC, Generic[WaitingT]):

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paddock.sessions.jobs import PATIENCE, WEIGHED_EVERY, Job, call_on
+from paddock.sessions.jobs import PATIENCE, Job, call_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("paddock.sessions")
 STAYS_OUT = 0.05
 """A step that takes longer is called home, so that the loop sees its client leave."""
+LONGEST_TURN = 0.0005
+"""How long the thread, which keeps the interpreter's lock while it is busy, makes the loop wait for it."""
 
 
 class Line(Protocol):
@@ -82,7 +85,9 @@ class Loan(Job):
 
     lasts = True
 
-    def __init__(self, runner: Runner, watch: Watch, returns: Returns, pace: Pace | None) -> None:
+    def __init__(
+        self, runner: Runner, watch: Watch, returns: Returns, pace: Pace | None, ended: Callable[[Loan], None]
+    ) -> None:
         self.runner = runner
         self.was_slow = False
         """Whether a step has kept other sessions waiting."""
@@ -102,7 +107,8 @@ class Loan(Job):
         """When the step did that is being carried out."""
         self._done = 0
         self._is_looked_after = False
-        self.ended: Callable[[Loan], None] = lambda _: None
+        self._ended = ended
+        self._usual_turn = sys.getswitchinterval()
 
     # -- on the loop ------------------------------------------------------------------------------
 
@@ -113,6 +119,8 @@ class Loan(Job):
         except OSError:
             self._watch.close()
             raise
+        # Only for as long as it lasts: many threads that wait in their steps are slower with short turns.
+        sys.setswitchinterval(LONGEST_TURN)
 
     def take(self, step: StepAside, line: Line) -> bool:
         """Have the thread carry out a step, and read on for its session. False if it is about to end."""
@@ -157,7 +165,8 @@ class Loan(Job):
             self.call_all_home()
 
     def finish(self) -> None:
-        self.ended(self)
+        sys.setswitchinterval(self._usual_turn)
+        self._ended(self)
         if self.error is not None:
             logger.error("connections could not be read", exc_info=self.error)
             for lent in self._by_line.values():
@@ -239,12 +248,10 @@ class Loan(Job):
             self._is_looked_after = True
             call_on(self._loop, self._look_later)
         self._done += 1
-        if self._pace is None or self._done % WEIGHED_EVERY:
+        if self._pace is None:
             step.run()
-        else:
-            self._pace.weigh(step)
-            if self._pace.is_long():
-                call_on(self._loop, self.call_all_home)
+        elif self._pace.run(step, self._done) and self._pace.is_long():
+            call_on(self._loop, self.call_all_home)
         self._began = None
 
     # -- with the lock held -----------------------------------------------------------------------

@@ -300,8 +300,8 @@ class SessionManager:
                 return self.loan.runner is runner and self.loan.take(step, line)
             if not runner.can_spare_one:
                 return False
-            loan = Loan(runner, line.watch(), self.returns, self.threads.pace if runner is self.threads else None)
-            loan.ended = self._loan_ended
+            pace = self.threads.pace if runner is self.threads else None
+            loan = Loan(runner, line.watch(), self.returns, pace, self._loan_ended)
             loan.begin(step, line)
         except OSError as error:
             logger.debug("a connection stays with the loop: %s", error)

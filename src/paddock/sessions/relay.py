@@ -160,12 +160,11 @@ class OwnThread(Runner):
     def _work(self) -> None:
         relay, done, courteous = self._relay, 0, False
         while (job := self._inbox.get()) is not GO_HOME:
-            if done % WEIGHED_EVERY != FIRST_STEP:
-                job.run()
-            else:
+            number = done - FIRST_STEP
+            if number % WEIGHED_EVERY == 0:
                 relay.courtesy.got_up(self.began)
                 courteous = relay.courtesy.follow(courteous)
-                relay.pace.weigh(job)
+            relay.pace.run(job, number)
             relay.hand_in(job, self.began, more=relay.goes_on_after(self))
             done += 1
             del job

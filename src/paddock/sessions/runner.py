@@ -15,7 +15,7 @@ import logging
 import threading
 from time import monotonic
 
-from paddock.sessions.jobs import PATIENCE, WEIGHED_EVERY, Job, Returns, Runner, Turns
+from paddock.sessions.jobs import PATIENCE, Job, Returns, Runner, Turns
 
 logger = logging.getLogger("paddock.sessions")
 OVERSTAY = 1.0
@@ -111,10 +111,7 @@ class Threads(Turns[Job], Runner):
         done = 0
         while (job := self._next(door)) is not None:
             self._began[number] = began = monotonic()
-            if done % WEIGHED_EVERY:
-                job.run()
-            else:
-                self.pace.weigh(job)
+            self.pace.run(job, done)
             del self._began[number]
             self.hand_in(job, began, more=bool(self.waiting))
             done += 1
