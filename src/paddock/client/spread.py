@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paddock.client.policy import Reconnect
-    from paddock.client.vector import Lane, Trunk
+    from paddock.client.trunk import Lane, Trunk
 
 PLACES_AT_ONCE = 200
 NO_DOOR = (404, 405)
