@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, get
 
 from paddock.errors import ConfigError, EnvironmentFailure, ToolFailure, ToolNotFound
 from paddock.protocol.mcp import tool_info, tool_result
-from paddock.protocol.redact import redact
+from paddock.protocol.redact import redact, told
 from paddock.rubric import Rubrics
 from paddock.tools import ToolReturn, ToolSpec, collect_tools, tool
 from paddock.types import (
@@ -179,7 +179,7 @@ class ToolEnvironment(Environment[Action, Observation, State]):
         reward, done = None, False
         if isinstance(value, ToolReturn):
             value, reward, done = value.value, value.reward, value.done
-        result = tool_result(value)
+        result = tool_result(value, self.tools.get(action.tool_name))
         return CallToolObservation(tool_name=action.tool_name, result=result, reward=reward, done=done)
 
     def _observe_failure(self, action: CallToolAction, error: ToolFailure) -> CallToolObservation:
@@ -193,7 +193,8 @@ def _run(spec: ToolSpec, environment: ToolEnvironment, keywords: dict[str, Any])
     except ToolFailure as error:
         error.message = redact(error.message)
         raise
-    except Exception as error:
+    except BaseException as error:
+        # Also SystemExit and its like: a tool that raises them has failed, and nothing else ends.
         raise _failed(spec, error) from error
 
 
@@ -203,10 +204,10 @@ async def _run_async(spec: ToolSpec, environment: ToolEnvironment, keywords: dic
     except ToolFailure as error:
         error.message = redact(error.message)
         raise
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         raise _failed(spec, error) from error
 
 
-def _failed(spec: ToolSpec, error: Exception) -> ToolFailure:
+def _failed(spec: ToolSpec, error: BaseException) -> ToolFailure:
     logger.error("tool %s failed", spec.name, exc_info=error)
-    return ToolFailure(redact(f"{type(error).__name__}: {error}"), tool_name=spec.name)
+    return ToolFailure(told(error), tool_name=spec.name)

@@ -65,7 +65,7 @@ class PaddockError(Exception):
 
     def __init__(self, message: str, /, *, hint: str | None = None, **data: Any) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = str(message)
         self.hint = hint
         self.data = data
 

@@ -1,7 +1,7 @@
 """Tools: what `@tool` reads off a method, and how a call is checked and carried out.
 
 The signature becomes the input schema, the docstring the descriptions, the return annotation the
-output schema.
+output schema. What cannot be announced is refused before anything is served (`announce`).
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar, get_type_hints, overload
+from typing import Any, TypeVar, get_args, get_type_hints, overload
 
-from pydantic import BaseModel, ConfigDict, Field, PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
 from pydantic import create_model as create_pydantic_model
 
 from paddock.errors import ConfigError, InvalidToolArguments
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 MARK = "__paddock_tool__"
+WRAPS = "x-fastmcp-wrap-result"
 RESERVED = frozenset(("reset", "step", "state", "close"))
 
 
@@ -60,6 +61,8 @@ def tool(function: Any = None, **options: Any) -> Any:
     """
 
     def mark(target: Any) -> Any:
+        if isinstance(target, (staticmethod, classmethod)):
+            raise _no_plain_method(target.__func__.__name__)
         setattr(target, MARK, ToolOptions(**options))
         return target
 
@@ -82,6 +85,22 @@ class ToolSpec:
         self.is_async = inspect.iscoroutinefunction(function)
         self.description, self._arguments_text = parse_docstring(function.__doc__)
 
+    def announce(self) -> None:
+        """Work out both schemas. Raises ConfigError if agents could not be told how to call it."""
+        try:
+            _ = self.input_schema, self.output_schema
+        except PydanticUserError as error:
+            reason = error.message.splitlines()[0]
+            raise ConfigError(
+                f"tool {self.name!r}: an argument cannot be described in JSON Schema: {reason}",
+                hint="use plain types, dataclasses or pydantic models",
+            ) from error
+        except NameError as error:
+            raise ConfigError(
+                f"tool {self.name!r}: the type of an argument or result cannot be found: {error}",
+                hint="import it where it can be found at run time, not only under TYPE_CHECKING",
+            ) from error
+
     @cached_property
     def arguments(self) -> type[BaseModel]:
         """The model that a call's arguments must fit."""
@@ -91,6 +110,8 @@ class ToolSpec:
             name = parameter.name
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise ConfigError(f"tool {self.name!r} takes *{name}", hint="name every argument")
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                raise ConfigError(f"tool {self.name!r} takes {name} by position only", hint="drop the '/'")
             default = ... if parameter.default is parameter.empty else parameter.default
             text = self._arguments_text.get(name)
             described = Field(default, alias=name, description=text) if text else Field(default, alias=name)
@@ -111,27 +132,33 @@ class ToolSpec:
 
     @cached_property
     def output_schema(self) -> dict[str, Any] | None:
-        """An object schema. What is not an object is announced as `{"result": …}`, as it will be sent."""
+        """An object schema. What is not always an object is announced as `{"result": …}`, as it will be sent."""
         returned = get_type_hints(self.function).get("return", Any)
-        if returned in (Any, None, type(None)) or returned is ToolReturn:
+        if returned in (Any, None, type(None), ToolReturn) or ToolReturn in get_args(returned):
             return None
         try:
-            schema = TypeAdapter(returned).json_schema(mode="serialization")
-        except PydanticSchemaGenerationError:
+            # Results are written by the names of their fields.
+            schema = TypeAdapter(returned).json_schema(mode="serialization", by_alias=False)
+        except PydanticUserError:
             return None
         if schema.get("type") == "object":
             schema.pop("title", None)
             return schema
         definitions = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
         # FastMCP's client unwraps a lone result only where it finds its own mark.
-        mark = {"x-fastmcp-wrap-result": True}
         return {
             "type": "object",
             "properties": {"result": schema},
             "required": ["result"],
             **definitions,
-            **mark,
+            WRAPS: True,
         }
+
+    def wraps(self, value: Any) -> bool:
+        """Whether `value` is sent as `{"result": value}`: as announced, or else if it is no object."""
+        if self.output_schema is None:
+            return value is not None and not isinstance(value, dict)
+        return WRAPS in self.output_schema or not isinstance(value, dict)
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments for the tool. Raises InvalidToolArguments, naming each wrong one."""
@@ -157,11 +184,17 @@ def collect_tools(cls: type) -> dict[str, ToolSpec]:
         if options is None or attribute in seen:
             continue
         seen.add(attribute)
+        if isinstance(inspect.getattr_static(cls, attribute), (staticmethod, classmethod)):
+            raise _no_plain_method(attribute)
         spec = ToolSpec(function, options)  # type: ignore[arg-type]
         if spec.name in found:
             raise ConfigError(f"{cls.__name__} has two tools called {spec.name!r}")
         found[spec.name] = spec
     return found
+
+
+def _no_plain_method(name: str) -> ConfigError:
+    return ConfigError(f"tool {name!r} is no plain method", hint="drop @staticmethod or @classmethod, and take self")
 
 
 _ARGUMENTS = re.compile(r"^\s*(?:args|arguments|parameters)\s*:\s*$", re.IGNORECASE)

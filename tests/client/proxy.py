@@ -29,6 +29,8 @@ class Proxy:
         """How many of the next answers are lost together with their connection."""
         self.swallow_answers = False
         self.refuse = False
+        self.refuse_after = 1_000_000
+        """How many connections are taken before all others are refused."""
         self.hold_answers = 0.0
         """Seconds to gather what the server sends, to deliver it all at once."""
         self._pairs: set[Pair] = set()
@@ -37,6 +39,10 @@ class Proxy:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._tasks
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -58,7 +64,7 @@ class Proxy:
         self._tasks.add(task)
         self.connections += 1
         try:
-            if self.refuse:
+            if self.refuse or self.connections > self.refuse_after:
                 return
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.upstream)
             pair = Pair(writer, far_writer)

@@ -168,6 +168,29 @@ async def test_a_factory_that_fails_is_told() -> None:
         await Client.connect(Broken)
 
 
+async def test_a_factory_that_fails_leaves_no_threads() -> None:
+    class Broken(Adder):
+        def __init__(self) -> None:
+            raise RuntimeError("no database")
+
+    before = set(threading.enumerate())
+    for _ in range(3):
+        with pytest.raises(FactoryError):
+            await Client.connect(Broken)
+    await until(lambda: set(threading.enumerate()) <= before)
+
+
+async def test_a_build_that_is_given_up_leaves_no_threads(
+    lives: list[Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlowToBuild, "seconds", 0.3)
+    before = set(threading.enumerate())
+    with pytest.raises(DeadlineExceeded):
+        await Client(SlowToBuild).reset(timeout=0.1)
+    await until(lambda: set(threading.enumerate()) <= before)
+    assert [life.closes for life in lives] == [1]
+
+
 async def test_one_session_however_it_is_opened(lives: list[Watched]) -> None:
     async with await Client.connect(Adder) as env:
         await env.reset()

@@ -120,6 +120,24 @@ async def test_a_server_without_room_raises(serve: Serve) -> None:
             await vector(server.url, 2).open()
 
 
+async def test_opening_that_is_given_up_leaves_nothing(serve: Serve) -> None:
+    server = serve(Adder, max_sessions=2)
+    opening = asyncio.create_task(vector(server.url, 3, queue_timeout=30).open())
+    await until(lambda: server.health()["waiting"] == 1)
+    opening.cancel()
+    await until(lambda: (server.health()["sessions"], len(server.service.sockets)) == (0, 0))
+
+
+@pytest.mark.parametrize("hold", [0.0, 0.1])
+async def test_a_connection_that_fails_closes_the_others(serve: Serve, through: Any, hold: float) -> None:
+    server = serve(Adder)
+    proxy = await through(server.port)
+    proxy.refuse_after, proxy.hold_answers = 2, hold
+    with pytest.raises(ConnectFailed):
+        await vector(proxy.url, 3, connections=3).open()
+    await until(lambda: proxy.is_idle and not server.service.sockets)
+
+
 async def test_sessions_may_wait_in_line(serve: Serve) -> None:
     server = serve(Adder, max_sessions=1)
     first = vector(server.url, 1)

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from paddock.client.outgoing import fields_of
+from paddock.client.outgoing import authorization, fields_of
 from paddock.client.policy import Reconnect, Timeouts
-from paddock.config import read_variables
 from paddock.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -87,8 +86,7 @@ class Client(Generic[ObservationT]):
             return
         if not target.startswith(("http://", "https://")):
             raise ConfigError(f"{target!r} is no URL", hint="give http://host:port, or an environment class")
-        bearer = token or read_variables().auth_token
-        given = {**({"Authorization": f"Bearer {bearer}"} if bearer else {}), **(headers or {})}
+        given = {**authorization(token), **(headers or {})}
         if transport == "ws":
             from paddock.client.transports.ws import WebSocketTransport
 

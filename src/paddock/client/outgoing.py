@@ -1,4 +1,7 @@
-"""What a client sends: actions as plain fields, messages as JSON. What cannot be sent is refused here, by name."""
+"""What a client sends: actions as plain fields, messages as JSON, its token as a header.
+
+What cannot be sent is refused here, by name.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,18 @@ import orjson
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
+from paddock.config import read_variables
 from paddock.errors import EnvironmentFailure, InvalidMessage
 from paddock.protocol.codec import encode
 
 PARTS = {"step": "action", "reset": "arguments", "mcp": "arguments"}
 """What a caller calls the part of a message that it has given."""
+
+
+def authorization(token: str | None) -> dict[str, str]:
+    """The header that shows this token, or else that of `PADDOCK_AUTH_TOKEN`; none without either."""
+    shown = token or read_variables().auth_token
+    return {"Authorization": f"Bearer {shown}"} if shown else {}
 
 
 def fields_of(action: Any) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from paddock.errors import ConnectFailed, EpisodeLost
+from paddock.errors import ConnectFailed, DeadlineExceeded, EpisodeLost
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -66,3 +66,10 @@ def episode_lost(
     """The error for an episode that cannot go on. It does not tell the token, which opens the session to anybody."""
     told = why.replace(token, "***") if token else why
     return EpisodeLost(f"the episode is lost: {told}", hint=hint)
+
+
+def no_answer(message: dict[str, Any], timeout: float | None) -> DeadlineExceeded:
+    """The error for a request that was not answered in time."""
+    return DeadlineExceeded(
+        f"no answer to {message['type']} within {timeout} s", hint="raise timeouts.request, or look at the server"
+    )

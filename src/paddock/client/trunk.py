@@ -135,6 +135,10 @@ class Trunk:
         headers = {**self._headers, **({"Session-Resume": kept} if kept else {})}
         self.refused = None
         link = await connect(self._address, headers, self._received, self._dropped, self._timeouts.connect)
+        if self._closed:
+            # It was closed while we connected, when another connection of the same client failed.
+            link.close()
+            raise ClientError("the client was closed")
         self._link = link
         self.host = link.headers.get("Paddock-Host")
         if link.is_lost:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit, urlunsplit
 
 from paddock.client.client import Client
-from paddock.client.outgoing import fields_of
+from paddock.client.outgoing import authorization, fields_of
 from paddock.client.policy import Reconnect, Timeouts
 from paddock.client.spread import Spread, is_no_door
+from paddock.client.transports.link import socket_address
 from paddock.client.trunk import OPEN_BATCH, Lane, Result, Round, Trunk, result_in
-from paddock.config import read_variables
 from paddock.errors import ClientError, DeadlineExceeded, InvalidMessage, PaddockError
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class VectorClient:
         self.timeouts = timeouts or Timeouts()
         self._reconnect = reconnect or Reconnect()
         self._queue_timeout = queue_timeout
-        self._token = token or read_variables().auth_token
+        self._headers = authorization(token)
         self._trunks: list[Trunk] = []
         self._spread: Spread | None = None
         self._lanes: list[Lane] = []
@@ -63,24 +62,28 @@ class VectorClient:
         return self.sessions
 
     async def open(self) -> None:
-        """Connect and open every session. Raises if not one of them could be opened."""
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        scheme, host, path, _, _ = urlsplit(self.url)
-        address = urlunsplit(("wss" if scheme == "https" else "ws", host, f"{path}/ws", "vector", ""))
-        first = Trunk(address, headers, self.timeouts, self._reconnect)
+        """Connect and open every session. Raises if not one of them could be opened, and leaves nothing open then."""
+        try:
+            await self._open_all()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _open_all(self) -> None:
+        first = self._trunk()
+        self._trunks = [first]
         if not await first.open():
             await first.close()
+            self._trunks = []
             await self._open_foreign()
             return
-        self._trunks = [first]
-        if first.host is None or not await self._open_spread(first, address, headers):
-            rest = [Trunk(address, headers, self.timeouts, self._reconnect) for _ in range(self._connections - 1)]
-            await asyncio.gather(*(trunk.open() for trunk in rest))
+        if first.host is None or not await self._open_spread(first):
+            rest = [self._trunk() for _ in range(self._connections - 1)]
             self._trunks += rest
+            await asyncio.gather(*(trunk.open() for trunk in rest))
             await self._open_shares()
         errors = [lane.failed for lane in self._lanes if lane.failed is not None]
         if len(errors) == self.sessions:
-            await self.close()
             raise errors[0]
 
     async def _open_shares(self) -> None:
@@ -92,21 +95,18 @@ class VectorClient:
         )
         self._lanes = [self._trunks[i % count].lanes[str(i)] for i in range(self.sessions)]
 
-    async def _open_spread(self, first: Trunk, address: str, headers: dict[str, str]) -> bool:
+    def _trunk(self, lease: str | None = None) -> Trunk:
+        """A connection, not opened yet, to the host that granted the lease, or to any."""
+        address = socket_address(self.url, f"vector&lease={lease}" if lease else "vector")
+        return Trunk(address, self._headers, self.timeouts, self._reconnect)
+
+    async def _open_spread(self, first: Trunk) -> bool:
         """Open the sessions on the hosts that a door names; False if there is no door."""
         assert first.host is not None
-
-        def trunk_for(lease: str) -> Trunk:
-            return Trunk(f"{address}&lease={lease}", headers, self.timeouts, self._reconnect)
-
-        self._spread = Spread(self.url, headers, self._reconnect, trunk_for)
+        self._spread = Spread(self.url, self._headers, self._reconnect, self._trunk)
         self._spread.trunks[first.host] = first
         self._lanes = [Lane(str(i), None) for i in range(self.sessions)]
-        try:
-            await self._place(range(self.sessions))
-        except BaseException:
-            await self.close()
-            raise
+        await self._place(range(self.sessions))
         if is_no_door(self._lanes[0].failed):
             self._spread = None
             return False
@@ -223,16 +223,12 @@ class VectorClient:
 
     async def _open_foreign(self) -> None:
         self._foreign = [
-            Client(self.url, token=self._token, timeouts=self.timeouts, reconnect=self._reconnect)
+            Client(self.url, headers=self._headers, timeouts=self.timeouts, reconnect=self._reconnect)
             for _ in range(self.sessions)
         ]
-        try:
-            for start in range(0, self.sessions, OPEN_BATCH):
-                batch = self._foreign[start : start + OPEN_BATCH]
-                await asyncio.gather(*(env.__aenter__() for env in batch))
-        except BaseException:
-            await self.close()
-            raise
+        for start in range(0, self.sessions, OPEN_BATCH):
+            batch = self._foreign[start : start + OPEN_BATCH]
+            await asyncio.gather(*(env.__aenter__() for env in batch))
 
     async def _ask_foreign(
         self, messages: Mapping[int, dict[str, Any] | InvalidMessage], limit: float | None

@@ -15,7 +15,7 @@ from pydantic import BaseModel, RootModel
 from pydantic_core import to_jsonable_python
 
 from paddock.errors import EnvironmentFailure
-from paddock.protocol.redact import redact
+from paddock.protocol.redact import told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ def model_fields(model: Any) -> dict[str, Any]:
         dumped: dict[str, Any] = model.model_dump(mode="json", fallback=_jsonable)
     except Exception as error:
         # Computed fields and serialisers are the author's own code.
-        raise _not_json(error) from error
+        raise not_json(error) from error
     return dumped
 
 
@@ -120,11 +120,12 @@ def _encode_odd(value: Any) -> bytes:
             plain = to_jsonable_python(value, by_alias=False, fallback=_jsonable, inf_nan_mode="null")
             return json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()
     except Exception as error:
-        raise _not_json(error) from error
+        raise not_json(error) from error
 
 
-def _not_json(error: Exception) -> EnvironmentFailure:
+def not_json(error: Exception) -> EnvironmentFailure:
+    """What is said of an answer that could not be written."""
     return EnvironmentFailure(
-        redact(f"this cannot be written as JSON: {type(error).__name__}: {error}"),
+        f"this cannot be written as JSON: {told(error)}",
         hint="return strings, numbers, lists, dicts, or models of them",
     )

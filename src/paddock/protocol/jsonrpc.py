@@ -16,6 +16,7 @@ PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
 
 RequestId = str | int | None
 KEYS = frozenset(("jsonrpc", "method", "params", "id"))

@@ -1,11 +1,14 @@
 """The shapes of the Model Context Protocol, written so that MCP clients and OpenEnv clients both read them.
 
 Results carry the spec's keys (`structuredContent`, `isError`) and OpenEnv's (`structured_content`,
-`is_error`, `data`) side by side. Knows no transport and no session.
+`is_error`, `data`) side by side. Where OpenEnv says null, the spec wants silence: `for_mcp` keeps it.
+Knows no transport and no session.
 """
 
 from __future__ import annotations
 
+from base64 import b64decode
+from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -24,7 +27,10 @@ SESSION_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 
 COMPLETE = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 """What every result says in the stateless revision; older clients pass it by."""
-UNSUPPORTED_VERSION = -32022
+VERSIONS = (STATELESS_VERSION, *SESSION_VERSIONS)
+UNSUPPORTED_VERSION, HEADER_MISMATCH = -32022, -32020
+OPTIONAL = frozenset(("title", "outputSchema", "icons", "annotations", "execution", "structuredContent", "_meta"))
+"""Keys that the spec lets one leave out, but not set to null: TypeScript's client refuses the whole answer."""
 FASTMCP_RESULT = ("content", "structured_content", "meta", "data", "is_error")
 
 
@@ -57,13 +63,14 @@ def tool_listing(spec: ToolSpec) -> dict[str, Any]:
     }
 
 
-def tool_result(value: Any) -> dict[str, Any]:
-    """A tool's return value as a `tools/call` result."""
-    structured = value
+def tool_result(value: Any, spec: ToolSpec | None = None) -> dict[str, Any]:
+    """A tool's return value as a `tools/call` result, in the form that its listing announced."""
     if isinstance(value, BaseModel):
-        structured = value = model_fields(value)
-    elif not isinstance(value, dict):
-        structured = None if value is None else {"result": value}
+        value = model_fields(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    wraps = value is not None and not isinstance(value, dict) if spec is None else spec.wraps(value)
+    structured = {"result": value} if wraps else value
     return {
         "content": _content(value),
         "structured_content": structured,
@@ -100,6 +107,16 @@ def tool_failure(message: str) -> dict[str, Any]:
     }
 
 
+def for_mcp(result: dict[str, Any]) -> dict[str, Any]:
+    """A result for a client that keeps to the spec: `tools/call`'s or `tools/list`'s."""
+    listed = "tools" if "tools" in result else "content"
+    return _without_nulls({**result, listed: [_without_nulls(member) for member in result[listed]]})
+
+
+def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None or name not in OPTIONAL}
+
+
 def with_score(result: dict[str, Any], reward: Any, done: bool) -> dict[str, Any]:
     """Tell what the call earned, where MCP leaves room for it."""
     if reward is None and not done:
@@ -119,18 +136,28 @@ def _content(value: Any) -> list[dict[str, Any]]:
 
 
 BLOCKS = {
-    "text": {"text"},
-    "image": {"data", "mimeType"},
-    "audio": {"data", "mimeType"},
-    "resource": {"resource"},
-    "resource_link": {"uri"},
+    "text": ("text",),
+    "image": ("data", "mimeType"),
+    "audio": ("data", "mimeType"),
+    "resource_link": ("uri", "name"),
 }
+"""The kinds of content, and which strings each cannot do without."""
 
 
 def _is_block(value: Any) -> bool:
-    """Whether a tool returned MCP content itself, such as an image."""
-    needed = BLOCKS.get(str(value.get("type"))) if isinstance(value, dict) else None
-    return needed is not None and needed <= value.keys()
+    """Whether a tool returned MCP content itself, such as an image, and not data that looks a little like it."""
+    if not isinstance(value, dict):
+        return False
+    kind = value.get("type")
+    if kind == "resource":
+        resource = value.get("resource")
+        return _has_text(resource, "uri") and (_has_text(resource, "text") or _has_text(resource, "blob"))
+    needed = BLOCKS.get(kind) if isinstance(kind, str) else None
+    return needed is not None and all(_has_text(value, name) for name in needed)
+
+
+def _has_text(value: Any, name: str) -> bool:
+    return isinstance(value, dict) and isinstance(value.get(name), str)
 
 
 def _text(text: str) -> dict[str, Any]:
@@ -155,6 +182,16 @@ def stateless_version(params: dict[str, Any]) -> Any:
     return meta.get("io.modelcontextprotocol/protocolVersion") if isinstance(meta, dict) else None
 
 
+def header_value(text: str) -> str:
+    """What a header of the stateless revision says; one that ASCII cannot express is sent as base64."""
+    if not (text.startswith("=?base64?") and text.endswith("?=")):
+        return text
+    try:
+        return b64decode(text[9:-2], validate=True).decode()
+    except ValueError:
+        return text
+
+
 def discovery(server: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     """The answer to `server/discover`.
 
@@ -162,7 +199,7 @@ def discovery(server: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     a client that hears of the stateless revision gives up its session for it. Anybody else is told
     all that is served.
     """
-    versions = SESSION_VERSIONS if is_stateless(params) else (STATELESS_VERSION, *SESSION_VERSIONS)
+    versions = SESSION_VERSIONS if is_stateless(params) else VERSIONS
     return {
         **COMPLETE,
         "supportedVersions": list(versions),

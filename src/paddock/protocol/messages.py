@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, TypeAdapter, V
 
 from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, RequestError, UnknownType
 from paddock.protocol.codec import encode, model_fields, observation_data
-from paddock.protocol.redact import redact
+from paddock.protocol.redact import told
 
 ActionT = TypeVar("ActionT")
 COMPACT_STEP = b'{"type":"step","data":{'[:-1]
@@ -192,8 +192,8 @@ def _tags_of(action_type: Any) -> frozenset[Any]:
 
 
 def _broken_validator(error: BaseException) -> InvalidMessage:
-    reason = redact(f"{type(error).__name__}: {error}")
-    return InvalidMessage("Invalid message", errors=[{"type": "validator_failed", "loc": [], "msg": reason}])
+    problem = {"type": "validator_failed", "loc": [], "msg": told(error)}
+    return InvalidMessage("Invalid message", errors=[problem])
 
 
 def error_list(error: ValidationError) -> list[dict[str, Any]]:

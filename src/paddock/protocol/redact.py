@@ -14,8 +14,20 @@ _NAMED = re.compile(
     (?: password | passwd | pwd | passphrase | secret | token | api[_-]?key | private[_-]?key | credential s? )
     [\w-]{0,40} ["']? \s{0,3} [=:] \s{0,3} ) ( "[^"]*" | '[^']*' | [^\s,;&'"]+ )"""
 )
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
-_SHAPED = re.compile(r"\b(?:sk|pk|rk|hf|ghp|gho|ghs|github_pat|glpat|xox[abp])[-_][A-Za-z0-9_-]{8,}\b")
+_HEADER = re.compile(
+    r"""(?ix) \b( authorization ["']? \s{0,3} [:=] \s{0,3} ["']? (?: [a-z]{2,20} \s{1,3} )? ) ["']? [^\s,;'"]{4,}"""
+)
+_BEARER = re.compile(r"""(?i)\b(bearer|basic)\s+["']?[A-Za-z0-9._~+/=:-]{6,}""")
+_SHAPED = re.compile(
+    r"""(?x) \b(?: (?: sk|pk|rk|hf|gsk|xai|ghp|gho|ghs|github_pat|glpat|xox[abp] ) [-_] [A-Za-z0-9_-]{8,}
+    | (?: AKIA|ASIA ) [0-9A-Z]{16} | AIza [A-Za-z0-9_-]{30,}
+    | eyJ [A-Za-z0-9_-]{8,} \. [A-Za-z0-9_-]{8,} \. [A-Za-z0-9_-]* )"""
+)
+"""Keys that show by their beginning whose they are, and JSON Web Tokens."""
+_KEY_BLOCK = re.compile(
+    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.DOTALL
+)
+_IN_QUERY = re.compile(r"(?i)([?&](?:key|sig|signature|auth|access_key|code)=)[^&\s'\"]+")
 _IN_URL = re.compile(r"(?<=://)[^/\s:@]{0,200}:[^/\s@]{1,200}(?=@)")
 
 
@@ -26,7 +38,20 @@ def redact(text: str, secrets: tuple[str, ...] = ()) -> str:
     for secret in secrets:
         if secret:
             text = text.replace(secret, MASK)
+    text = _KEY_BLOCK.sub(MASK, text)
     text = _IN_URL.sub(MASK, text)
+    text = _IN_QUERY.sub(rf"\1{MASK}", text)
+    text = _HEADER.sub(rf"\1{MASK}", text)
     text = _BEARER.sub(rf"\1 {MASK}", text)
     text = _NAMED.sub(rf"\g<1>{MASK}", text)
     return _SHAPED.sub(MASK, text)
+
+
+def told(error: BaseException, secrets: tuple[str, ...] = ()) -> str:
+    """What an exception says: its type, and its text with secrets masked. Some fail at saying anything."""
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return redact(f"{kind}: {text}" if text else kind, secrets)

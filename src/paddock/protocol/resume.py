@@ -49,6 +49,10 @@ class ReplyLedger:
         self._under_way.add(number)
         return Verdict.EXECUTE
 
+    def forget(self, number: int) -> None:
+        """`number` needs no answer."""
+        self._under_way.discard(number)
+
     def record(self, number: int, reply: bytes) -> None:
         """Keep the answer to `number`, and let go of the oldest ones over the bounds."""
         self._under_way.discard(number)

@@ -25,7 +25,7 @@ from paddock.server.http import Episodes, JSONBytes, Tasks, answering, error_res
 from paddock.server.mcp import McpEndpoint
 from paddock.server.patience import Patient
 from paddock.server.service import Service
-from paddock.server.sockets import serve_socket
+from paddock.server.sockets import refuse_socket, serve_socket
 from paddock.sessions.blueprint import Blueprint
 from paddock.sessions.slots import LEASE
 from paddock.telemetry.metrics import merge_texts, prometheus
@@ -38,6 +38,7 @@ OPEN_PATHS = ("/health",)
 PAGE = "/web/"
 """Below it is the page, where there is one. It looks at the token itself: its files are no secret."""
 INSIDE_HEADER = "paddock-inside"
+OPENENV_PAGE = {"gradio_builder", "custom_tab_name", "custom_tab_primary", "show_default_tab", "title_override"}
 
 
 def create_app(
@@ -52,12 +53,16 @@ def create_app(
     reset_observation_cls: Any = None,
     mode: str | None = None,
     config: ServerConfig | None = None,
+    **of_their_page: Any,
 ) -> Starlette:
     """An ASGI application that serves `env`: a class, or a function that makes an instance.
 
     The first six arguments are OpenEnv's; an app written for it runs with this import instead. `config`
-    holds everything else. Raises ConfigError when the class cannot be served as asked.
+    holds everything else. What OpenEnv takes for its own page (`gradio_builder`, …) has no effect on ours.
+    Raises ConfigError when the class cannot be served as asked.
     """
+    if unknown := of_their_page.keys() - OPENENV_PAGE:
+        raise TypeError(f"create_app() got an unexpected keyword argument {min(unknown)!r}")
     blueprint = Blueprint(
         env,
         action_type=action_cls,
@@ -99,7 +104,9 @@ def default_config(blueprint: Blueprint, max_sessions: int | None, concurrency: 
         if known.session_timeout is not None:
             limits = replace(limits, session_timeout=known.session_timeout)
     else:
-        limits = Limits(max_sessions=max_sessions or variables.max_sessions or default_sessions(blueprint))
+        if max_sessions is None:
+            max_sessions = variables.max_sessions or default_sessions(blueprint)
+        limits = Limits(max_sessions=max_sessions)
     return ServerConfig(limits=limits, access=Access(token=variables.auth_token), mode=variables.mode)
 
 
@@ -239,14 +246,26 @@ class Gate:
         self.service = service
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._request(scope, receive, send)
+        else:
             await self.app(scope, receive, send)
-            return
-        header = lookup(scope["headers"])
+
+    async def _socket(self, scope: Any, receive: Any, send: Any) -> None:
         try:
-            path = scope["path"]
-            check = check_browser if path in OPEN_PATHS or path.startswith(PAGE) else check_access
-            check(self.service.config.access, header)
+            check_access(self.service.config.access, lookup(scope["headers"]))
+        except PaddockError as error:
+            await refuse_socket(scope, receive, send, error)
+            return
+        await self.app(scope, receive, send)
+
+    async def _request(self, scope: Any, receive: Any, send: Any) -> None:
+        path, header = scope["path"], lookup(scope["headers"])
+        is_open = path in OPEN_PATHS or (self.service.has_page and path.startswith(PAGE))
+        try:
+            (check_browser if is_open else check_access)(self.service.config.access, header)
         except PaddockError as error:
             await error_response(error)(scope, receive, send)
             return

@@ -20,7 +20,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from paddock.errors import PaddockError
 from paddock.server.access import check_access
 from paddock.server.aside import SideWriter
-from paddock.server.hello import Hello, greeting
+from paddock.server.hello import SUBPROTOCOL_HEADER, Hello, greeting
 from paddock.server.kernel import is_plain
 from paddock.server.line import SocketLine
 from paddock.server.reading import Reading
@@ -285,9 +285,12 @@ class FastProtocol(WSProtocol):  # type: ignore[misc]
         except PaddockError as error:
             response = WSUpgradeResponse.create_error_response(HTTPStatus(error.http_status), error.message.encode())
             return Upgrade(response, None)
-        socket = FastSocket(self.service, Hello.read(path, query, request.headers.get))
-        token = socket.conversation.token
-        return Upgrade(WSUpgradeResponse.create_101_response(greeting(self.service, token)), socket)
+        hello = Hello.read(path, query, request.headers.get)
+        socket = FastSocket(self.service, hello)
+        headers = greeting(self.service, socket.conversation.token)
+        if hello.subprotocol is not None:
+            headers[SUBPROTOCOL_HEADER] = hello.subprotocol
+        return Upgrade(WSUpgradeResponse.create_101_response(headers), socket)
 
 
 class UpgradeRouter(asyncio.Protocol):

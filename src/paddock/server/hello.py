@@ -20,6 +20,8 @@ QUEUE_HEADER = "queue-timeout"
 LEASE_HEADER = "paddock-lease"
 DETERMINISTIC_HEADER = "paddock-deterministic"
 HOST_HEADER = "paddock-host"
+SUBPROTOCOL_HEADER = "sec-websocket-protocol"
+MCP = "mcp"
 
 
 def greeting(service: Service, token: str | None) -> dict[str, str]:
@@ -45,6 +47,8 @@ class Hello:
     vector: bool = False
     lease: str | None = None
     """A slot that was taken for this client before it came."""
+    subprotocol: str | None = None
+    """`mcp`, where a client of `/mcp` offers it and so waits to hear it."""
 
     @classmethod
     def read(cls, path: str, query: str, header: Callable[[str], str | None]) -> Hello:
@@ -56,7 +60,12 @@ class Hello:
             queue_timeout=_seconds(header(QUEUE_HEADER)),
             vector="vector" in asked,
             lease=header(LEASE_HEADER) or (asked.get("lease") or [""])[0] or None,
+            subprotocol=MCP if path.endswith("/mcp") and MCP in _words(header(SUBPROTOCOL_HEADER)) else None,
         )
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",")]
 
 
 def _printable(text: str | None) -> str | None:

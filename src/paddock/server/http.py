@@ -28,11 +28,12 @@ from paddock.errors import (
     NotSupported,
     PaddockError,
     ServerDraining,
+    Unauthorized,
 )
 from paddock.protocol.codec import encode, model_fields, observation_body
 from paddock.protocol.episode import GetState, Reset, Step
 from paddock.protocol.messages import ResetArguments, error_list
-from paddock.protocol.redact import redact
+from paddock.protocol.redact import told
 from paddock.server.hello import Hello
 from paddock.sessions.session import Door, Session
 
@@ -157,7 +158,9 @@ def error_response(error: PaddockError) -> JSONBytes:
     if isinstance(error, InvalidMessage):
         return JSONBytes({"detail": error.data.get("errors") or error.message}, 422)
     wire = error.to_wire()
-    headers = {"retry-after": "1"} if isinstance(error, (CapacityReached, ServerDraining)) else None
+    headers = {"retry-after": "1"} if isinstance(error, (CapacityReached, ServerDraining)) else {}
+    if isinstance(error, Unauthorized):
+        headers = {"www-authenticate": "Bearer"}
     return JSONBytes({"detail": wire.pop("message"), **wire}, error.http_status, headers)
 
 
@@ -173,8 +176,7 @@ def answering(endpoint: Endpoint) -> Endpoint:
             raise
         except Exception as error:
             logger.exception("%s failed", request.url.path)
-            kind = type(error).__name__
-            return error_response(EnvironmentFailure(redact(f"{kind}: {error}"), error_type=kind))
+            return error_response(EnvironmentFailure(told(error), error_type=type(error).__name__))
 
     return answered
 
@@ -216,7 +218,7 @@ class Episodes:
     async def _episode(self, request: Request, *, begins: bool = False) -> AsyncIterator[Session]:
         """The session a request goes on in, a new one if it begins an episode, or one for this call alone."""
         manager = self.service.manager
-        token = session_token(request)
+        token = None if self.service.outlives_its_loops else session_token(request)
         if token is not None and (not begins or manager.knows(token)):
             session = self.service.manager.find(token)
             session.went_on = session.went_on or not begins

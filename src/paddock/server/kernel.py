@@ -10,8 +10,9 @@ import ctypes
 import os
 import platform
 import socket
+import struct
 import sys
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asyncio import Transport
@@ -51,11 +52,8 @@ class Receiver:
         return self._view[:size].tobytes() if size > 0 else b""
 
 
-class _Event(ctypes.Structure):
-    """The kernel's `struct epoll_event`, which has no gap on x86."""
-
-    _pack_ = 1 if platform.machine() in ("x86_64", "AMD64", "i686") else 0
-    _fields_: ClassVar = [("events", ctypes.c_uint32), ("descriptor", ctypes.c_int32), ("_", ctypes.c_int32)]
+_EVENT = struct.Struct("=Ii4x" if platform.machine() in ("x86_64", "AMD64", "i386", "i686") else "=I4xi4x")
+"""The kernel's `struct epoll_event`: what happened, and the descriptor. Only on x86 there is no gap between them."""
 
 
 class Looker:
@@ -63,8 +61,9 @@ class Looker:
 
     def __init__(self, descriptor: int, most: int) -> None:
         self._descriptor = descriptor
-        self._events = (_Event * most)()
         self._most = most
+        self._buffer = ctypes.create_string_buffer(_EVENT.size * most)
+        self._view = memoryview(self._buffer).cast("B")
 
     def look(self) -> list[tuple[int, int]]:
         """Like `epoll.poll(0)`, but the lock is kept.
@@ -72,8 +71,9 @@ class Looker:
         A thread that gives it up for a moment, again and again, keeps it from all others: each is woken, and finds it
         taken. One that keeps it is asked for it, and has to wait then.
         """
-        found = _epoll_wait(self._descriptor, self._events, self._most, 0)
-        return [(event.descriptor, event.events) for event in self._events[: max(0, found)]]
+        found = _epoll_wait(self._descriptor, self._buffer, self._most, 0)
+        events = _EVENT.iter_unpack(self._view[: max(0, found) * _EVENT.size])
+        return [(descriptor, event) for event, descriptor in events]
 
 
 if sys.platform == "linux":

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paddock.server.service import Service
 
 SESSION_HEADER = "mcp-session-id"
+VERSION_HEADER = "mcp-protocol-version"
 JSON = (b"content-type", b"application/json")
 KEEP_ALIVE_EVERY = 15.0
 SESSION_GONE = -32001
@@ -61,12 +62,11 @@ class HttpCaller:
         return False
 
     def known_session(self, params: dict[str, Any]) -> Session | None:
-        self.speaks_mcp = self.speaks_mcp or mcp.is_stateless(params)
         named = params.get("session_id") or self.token
         if not named:
             return self.opened
         session = self.service.manager.find(str(named))
-        session.dropped_at = None
+        session.heard_of()
         return session
 
     def session(self, params: dict[str, Any]) -> AbstractAsyncContextManager[Session]:
@@ -103,7 +103,9 @@ class McpEndpoint:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         header = lookup(scope["headers"])
         token = header(SESSION_HEADER)
-        if scope["method"] == "POST":
+        if not speaks_known_version(header):
+            await _reply(send, 400, jsonrpc.failure(_unknown_version(str(header(VERSION_HEADER)))))
+        elif scope["method"] == "POST":
             await self._post(header, scope, receive, send)
         elif token is None or scope["method"] not in ("GET", "DELETE"):
             await _reply(send, 405, {"detail": "Method Not Allowed"}, [(b"allow", b"POST, GET, DELETE")])
@@ -122,12 +124,13 @@ class McpEndpoint:
             return
         try:
             calls = jsonrpc.parse(body)
+            _check_headers(header, calls)
         except RpcError as error:
-            await _reply(send, 200, jsonrpc.failure(error))
+            await _reply(send, _status(jsonrpc.failure(error)), jsonrpc.failure(error))
             return
         colleagues = self.service.colleagues
-        if colleagues is not None and isinstance(calls, Call):
-            worker = colleagues.owner(str(calls.params.get("session_id") or ""))
+        if colleagues is not None:
+            worker = colleagues.owner(_named_session(calls))
             if worker is not None:
                 await colleagues.forward(worker, scope, body, receive, send)
                 return
@@ -151,7 +154,7 @@ class McpEndpoint:
             await _reply(send, 202, None)
             return
         headers = [(SESSION_HEADER.encode(), caller.opened.token.encode())] if caller.opened is not None else []
-        await _reply(send, _status(response), response, headers)
+        await _reply(send, _status(response, calls), response, headers)
 
     async def _respond(self, caller: HttpCaller, calls: list[Call | RpcError] | Call) -> Any:
         if isinstance(calls, Call):
@@ -224,10 +227,47 @@ class Stream:
         self._over.set()
 
 
-def _status(response: Any) -> int:
-    """Always 200, but for the revision that wants another status for a version we do not speak."""
+def _status(response: Any, calls: Any = None) -> int:
+    """Always 200, but for the stateless revision, which has statuses for what is wrong with a request itself."""
     error = response.get("error") if isinstance(response, dict) else None
-    return 400 if error and error["code"] == mcp.UNSUPPORTED_VERSION else 200
+    if error is None:
+        return 200
+    if error["code"] == jsonrpc.METHOD_NOT_FOUND:
+        return 404 if isinstance(calls, Call) and mcp.is_stateless(calls.params) else 200
+    return 400 if error["code"] in (mcp.UNSUPPORTED_VERSION, mcp.HEADER_MISMATCH) else 200
+
+
+def speaks_known_version(header: Header) -> bool:
+    """Whether a request names no revision of MCP in its header, or one that we speak."""
+    return header(VERSION_HEADER) in (None, *mcp.VERSIONS)
+
+
+def _unknown_version(asked: str) -> RpcError:
+    about = {"supported": list(mcp.VERSIONS), "requested": asked}
+    return RpcError(mcp.UNSUPPORTED_VERSION, f"Unsupported MCP-Protocol-Version: {asked}", about)
+
+
+def _check_headers(header: Header, calls: list[Call | RpcError] | Call) -> None:
+    """A stateless request repeats in its headers what it is, for whoever stands in between. Both must agree."""
+    if not isinstance(calls, Call) or not mcp.is_stateless(calls.params):
+        return
+    expected = {
+        VERSION_HEADER: mcp.stateless_version(calls.params),
+        "mcp-method": calls.method,
+        "mcp-name": calls.params.get("name"),
+    }
+    for name, value in expected.items():
+        told = header(name)
+        if told is not None and mcp.header_value(told) != value:
+            message = f"the header {name} says {told!r}, the request {value!r}"
+            raise RpcError(mcp.HEADER_MISMATCH, message, id=calls.id)
+
+
+def _named_session(calls: list[Call | RpcError] | Call) -> str:
+    """The session that the first call names which names one in its parameters."""
+    listed = calls if isinstance(calls, list) else [calls]
+    named = (call.params.get("session_id") for call in listed if isinstance(call, Call))
+    return str(next(filter(None, named), ""))
 
 
 async def refuse(error: SessionNotFound, scope: Any, body: bytes, send: Any) -> None:

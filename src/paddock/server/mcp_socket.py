@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paddock.errors import PaddockError
 from paddock.protocol import jsonrpc
 from paddock.protocol.codec import encode
 from paddock.protocol.jsonrpc import Call, RpcError
+from paddock.server.mcp import written
 from paddock.server.rpc import SocketCaller, respond
 from paddock.server.ws import (
     CLOSE_CODES,
@@ -26,6 +26,7 @@ from paddock.sessions.session import Door, Session
 if TYPE_CHECKING:
     import asyncio
 
+    from paddock.errors import PaddockError
     from paddock.server.service import Service
 
 
@@ -40,6 +41,7 @@ class McpConversation:
         self._caller: SocketCaller | None = None
         self._session: Session | None = None
         self._early: list[bytes] = []
+        self._early_bytes = 0
         self._opening: asyncio.Task[None] | None = None
         self._over = False
 
@@ -112,7 +114,9 @@ class McpConversation:
         """Frames that arrive before the session is there wait for it."""
         if self._over:
             return
-        if len(self._early) >= MOST_EARLY_FRAMES:
+        self._early_bytes += len(raw)
+        too_much = self._early_bytes > self.service.config.limits.message_bytes
+        if too_much or len(self._early) >= MOST_EARLY_FRAMES:
             self.socket.close(POLICY, "too many frames before the session was open")
             return
         self._early.append(raw)
@@ -123,15 +127,7 @@ class McpConversation:
         else:
             response = [answer for call in calls if (answer := await self._answer_one(caller, call)) is not None]
         if response:
-            self.socket.send(_written(response))
+            self.socket.send(written(response))
 
     async def _answer_one(self, caller: SocketCaller, call: Call | RpcError) -> dict[str, Any] | None:
         return jsonrpc.failure(call) if isinstance(call, RpcError) else await respond(self.service, caller, call)
-
-
-def _written(response: Any) -> bytes:
-    try:
-        return encode(response)
-    except PaddockError as error:
-        known = response.get("id") if isinstance(response, dict) else None
-        return encode(jsonrpc.failure(error, known))

@@ -5,9 +5,12 @@ A `Caller` says which session is meant; the table `METHODS` says what is done in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.requests import ClientDisconnect
 
 import paddock
 from paddock.errors import (
@@ -19,7 +22,7 @@ from paddock.errors import (
 )
 from paddock.protocol import jsonrpc, mcp
 from paddock.protocol.episode import CallTool, ListTools
-from paddock.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Call, RpcError
+from paddock.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Call, RpcError
 from paddock.sessions.dispatch import tools_of
 from paddock.sessions.session import Door, Session
 
@@ -27,13 +30,14 @@ if TYPE_CHECKING:
     from paddock.server.service import Service
 
 Left = Callable[[], Awaitable[None]]
+logger = logging.getLogger("paddock.server")
 
 
 class Caller(Protocol):
     """Who calls, and therefore which session is meant."""
 
     speaks_mcp: bool
-    """Whether it follows the MCP spec, where a failing tool is a result and not a JSON-RPC error."""
+    """Whether it began as the MCP spec has it. There a failing tool is a result, and nothing optional is null."""
 
     @property
     def left(self) -> Left | None:
@@ -89,7 +93,7 @@ async def answer(
 async def respond(
     service: Service, caller: Caller, call: Call, timeout: float | None = None
 ) -> dict[str, Any] | None:
-    """Carry out one call. Never raises a PaddockError: errors are answers here.
+    """Carry out one call. Raises ClientDisconnect if its caller left: all other errors are answers here.
 
     `timeout` is how many seconds its caller grants the environment, if that is less than the server does.
     """
@@ -104,6 +108,11 @@ async def respond(
         return jsonrpc.result(await method(service, caller, call, timeout), call.id)
     except PaddockError as error:
         return jsonrpc.failure(error, call.id)
+    except ClientDisconnect:
+        raise
+    except Exception as error:
+        logger.exception("%s failed", call.method)
+        return jsonrpc.failure(RpcError(INTERNAL_ERROR, f"Internal error: {type(error).__name__}"), call.id)
 
 
 def respond_at_once(service: Service, caller: Caller, call: Call) -> dict[str, Any] | None:
@@ -119,10 +128,10 @@ def respond_at_once(service: Service, caller: Caller, call: Call) -> dict[str, A
         service.dispatch.submit(session, request, lambda _, answer: answers.append(answer), number=("rpc", call.id))
         answer = answers[0]
         if isinstance(answer, ToolFailure):
-            answer = _failed(caller, answer)
+            answer = _failed(caller, call, answer)
         if isinstance(answer, PaddockError):
             raise answer
-        return jsonrpc.result(answer, call.id)
+        return jsonrpc.result(_told(caller, call, answer), call.id)
     except PaddockError as error:
         return jsonrpc.failure(error, call.id)
 
@@ -136,7 +145,8 @@ async def _initialize(service: Service, caller: Caller, call: Call, _: float | N
     }
 
 
-async def _ping(*_: Any) -> dict[str, Any]:
+async def _ping(_service: Service, caller: Caller, call: Call, _: float | None) -> dict[str, Any]:
+    caller.known_session(call.params)
     return {}
 
 
@@ -144,21 +154,22 @@ async def _list_tools(service: Service, caller: Caller, call: Call, timeout: flo
     tools = tools_of(service.blueprint)
     if tools is not None:
         caller.known_session(call.params)
-        return {"tools": tools, **mcp.COMPLETE}
-    async with caller.session(call.params) as session:
-        tools = await service.dispatch.ask(session, ListTools(), timeout=timeout, left=caller.left)
-        return {"tools": tools, **mcp.COMPLETE}
+    else:
+        async with caller.session(call.params) as session:
+            tools = await service.dispatch.ask(session, ListTools(), timeout=timeout, left=caller.left)
+    return _told(caller, call, {"tools": tools, **mcp.COMPLETE})
 
 
 async def _call_tool(service: Service, caller: Caller, call: Call, timeout: float | None) -> Any:
     request = _tool_request(call)
     async with caller.session(call.params) as session:
         try:
-            return await service.dispatch.ask(
+            result = await service.dispatch.ask(
                 session, request, number=("rpc", call.id), timeout=timeout, left=caller.left
             )
         except ToolFailure as error:
-            return _failed(caller, error)
+            result = _failed(caller, call, error)
+        return _told(caller, call, result)
 
 
 def _tool_request(call: Call) -> CallTool:
@@ -170,11 +181,20 @@ def _tool_request(call: Call) -> CallTool:
     return CallTool(name, arguments or {})
 
 
-def _failed(caller: Caller, error: ToolFailure) -> dict[str, Any]:
+def _failed(caller: Caller, call: Call, error: ToolFailure) -> dict[str, Any]:
     """The result of a tool that ran and failed, for those to whom that is a result. Raises all other errors."""
-    if not caller.speaks_mcp or isinstance(error, (ToolNotFound, InvalidToolArguments)):
+    if not _keeps_to_spec(caller, call) or isinstance(error, (ToolNotFound, InvalidToolArguments)):
         raise error
     return mcp.tool_failure(error.message)
+
+
+def _told(caller: Caller, call: Call, result: dict[str, Any]) -> dict[str, Any]:
+    """A result in the form of whoever asked."""
+    return mcp.for_mcp(result) if _keeps_to_spec(caller, call) else result
+
+
+def _keeps_to_spec(caller: Caller, call: Call) -> bool:
+    return caller.speaks_mcp or mcp.is_stateless(call.params)
 
 
 async def _create_session(_service: Service, caller: Caller, *_: Any) -> dict[str, Any]:
@@ -217,12 +237,11 @@ def server_info(service: Service) -> dict[str, Any]:
 def _check_version(call: Call) -> None:
     """A request of a revision without `initialize` names its own; refuse those we do not speak."""
     asked = mcp.stateless_version(call.params)
-    known = (mcp.STATELESS_VERSION, *mcp.SESSION_VERSIONS)
-    if asked is not None and asked not in known:
+    if asked is not None and asked not in mcp.VERSIONS:
         raise RpcError(
             mcp.UNSUPPORTED_VERSION,
             f"Unsupported protocol version: {asked}",
-            {"supported": list(known), "requested": asked},
+            {"supported": list(mcp.VERSIONS), "requested": asked},
         )
 
 

@@ -57,6 +57,9 @@ class Service:
         self.host: str | None = None
         """Set before the start where this server is one of several machines: what its session tokens begin with."""
         self.peers: Peers | None = None
+        self.has_page = False
+        self.outlives_its_loops = False
+        """Whether loops come and go under it. Then no session lasts from one HTTP request to the next."""
         self.sockets: set[Watched] = set()
         self.outbox: Outbox
         self.inbox: Inbox | None = None
@@ -71,15 +74,17 @@ class Service:
 
     @property
     def manager(self) -> SessionManager:
-        if self._manager is None:
+        if self._manager is None or self._manager.loop.is_closed():
             self.start()
         assert self._manager is not None
         return self._manager
 
     def start(self) -> None:
         """Begin to serve on the running loop. Does nothing if that has happened."""
-        if self._manager is not None:
+        if self._manager is not None and not self._manager.loop.is_closed():
             return
+        if self._manager is not None:
+            self._leave_behind(self._manager)
         colleagues, access = self.colleagues, self.config.access
         self._manager = SessionManager(
             self.blueprint,
@@ -97,6 +102,14 @@ class Service:
             most = self.config.limits.message_bytes
             self.inbox = Inbox(most, self.outbox, receive, self._has_nothing_else_to_do)
         self._tick()
+
+    def _leave_behind(self, manager: SessionManager) -> None:
+        """Its loop ended without a drain: each call of a test client has a loop of its own."""
+        manager.abandon()
+        self.outlives_its_loops = True
+        self.inbox = self._probe = None
+        self.sockets.clear()
+        self._tasks.clear()
 
     async def stop(self, grace: float | None = None) -> None:
         """Drain: running requests end within `grace`, then every environment is closed."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from paddock.errors import PaddockError
-from paddock.server.access import check_access
+from paddock.server.access import lookup
 from paddock.server.hello import Hello, greeting
 from paddock.server.mcp_socket import McpConversation
 from paddock.server.vector import VectorConversation
@@ -15,8 +14,12 @@ from paddock.server.ws import NORMAL, Conversation, Socket
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paddock.errors import PaddockError
     from paddock.server.service import Service
     from paddock.sessions.loan import Line
+
+MOST_UNREAD = 64
+"""So many answers may wait for a client that goes on asking."""
 
 
 def converse(service: Service, socket: Socket, hello: Hello) -> Conversation | McpConversation | VectorConversation:
@@ -49,30 +52,33 @@ class AsgiSocket:
         while True:
             event = await self.outbox.get()
             await send(event)
+            self.outbox.task_done()
             if event["type"] == "websocket.close":
                 return
+
+    async def wait_until_read(self, writer: asyncio.Task[None]) -> None:
+        """The client leaves its answers unread: take no more requests until it has them, or is gone."""
+        if self.outbox.qsize() > MOST_UNREAD:
+            reading = asyncio.create_task(self.outbox.join())
+            await asyncio.wait([reading, writer], return_when=asyncio.FIRST_COMPLETED)
+            reading.cancel()
 
 
 async def serve_socket(service: Service, scope: Any, receive: Any, send: Any) -> None:
     """The ASGI endpoint of `/ws` and `/mcp`."""
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     await receive()
-    try:
-        check_access(service.config.access, headers.get)
-    except PaddockError as error:
-        await _refuse(scope, send, error)
-        return
     socket = AsgiSocket()
-    hello = Hello.read(scope["path"], scope["query_string"].decode("latin-1"), headers.get)
+    hello = Hello.read(scope["path"], scope["query_string"].decode("latin-1"), lookup(scope["headers"]))
     conversation = converse(service, socket, hello)
     token = conversation.token
     accepted = [(name.encode(), value.encode()) for name, value in greeting(service, token).items()]
-    await send({"type": "websocket.accept", "headers": accepted})
+    await send({"type": "websocket.accept", "headers": accepted, "subprotocol": hello.subprotocol})
     writer = asyncio.create_task(socket.write(send))
     conversation.begin()
     clean = False
     try:
         while True:
+            await socket.wait_until_read(writer)
             event = await receive()
             if event["type"] == "websocket.disconnect":
                 # uvicorn reports 1005 both for a close without a code and for a dropped connection.
@@ -88,7 +94,9 @@ async def serve_socket(service: Service, scope: Any, receive: Any, send: Any) ->
         writer.cancel()
 
 
-async def _refuse(scope: Any, send: Any, error: PaddockError) -> None:
+async def refuse_socket(scope: Any, receive: Any, send: Any, error: PaddockError) -> None:
+    """Answer a handshake with an error instead."""
+    await receive()
     if "websocket.http.response" not in (scope.get("extensions") or {}):
         await send({"type": "websocket.close", "code": 1008, "reason": error.message[:120]})
         return

@@ -11,12 +11,22 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic_core import from_json
 
-from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, SessionError, SessionTaken, StepCancelled
+from paddock.errors import (
+    InvalidJSON,
+    InvalidMessage,
+    PaddockError,
+    SessionError,
+    SessionTaken,
+    StepCancelled,
+    StepTimeout,
+)
 from paddock.protocol import jsonrpc, messages
+from paddock.protocol.codec import not_json
 from paddock.protocol.episode import GetState, Reset, Step
 from paddock.protocol.messages import CancelMessage, CloseMessage, McpMessage, Single
 from paddock.protocol.resume import Verdict
@@ -85,7 +95,8 @@ class Conversation:
         self.timeout = service.dispatch.step_timeout
         self._early: deque[bytes | Refused] = deque()
         self._answering = False
-        self._backlog: deque[Single | Refused] = deque()
+        self._backlog: deque[tuple[Single | Refused, float]] = deque()
+        """What waits for its turn, and since when."""
         self._waiting_bytes = 0
         """The size of what waits for the session, or for its turn."""
         self._opening: asyncio.Task[None] | None = None
@@ -282,8 +293,8 @@ class Conversation:
         else:
             self._handle(message)
 
-    def _handle(self, message: Single | Refused) -> None:
-        """Carry out one message whose turn it is."""
+    def _handle(self, message: Single | Refused, waited: float = 0.0) -> None:
+        """Carry out one message whose turn it is, after so many seconds."""
         session = self.session
         if session is None:
             return
@@ -294,28 +305,34 @@ class Conversation:
         if number is not None and not is_new(session, number, self.socket.send):
             return
         request = request_in(message)
-        if request is not None:
+        left = None if message.timeout_s is None else message.timeout_s - waited
+        if left is not None and left <= 0:
+            late = StepTimeout(f"{message.type} had to wait longer than its deadline for its turn")
+            self._reply(session, number, messages.write_error(late, number))
+        elif request is not None:
             self._answering = True
-            self._submit(session, request, self.answered, number=number, timeout=message.timeout_s)
+            self._submit(session, request, self.answered, number=number, timeout=left)
         elif isinstance(message, McpMessage):
             self._answering = True
-            self._calling = self.service.spawn(self._answer_mcp(session, message))
-            self._calling_number = message.id
+            self._calling = self.service.spawn(answer(self.service, SocketCaller(session), message.data, left))
+            self._calling.add_done_callback(partial(self._answered_mcp, session, number))
+            self._calling_number = number
         elif isinstance(message, CancelMessage):
+            if number is not None:
+                session.ledger.forget(number)
             session.cancel(message.data)
         else:
             self._close()
 
     def answered(self, work: Work, answer: Any) -> None:
         """Keep the answer if the request was numbered, and send it to whoever is attached by now."""
-        session, number = work.session, work.number
-        frame = write_answer(work, answer)
+        self._reply(work.session, work.number, write_answer(work, answer))
+        self.rest()
+
+    def _reply(self, session: Session, number: int | None, frame: bytes) -> None:
         if number is not None:
             session.ledger.record(number, frame)
-        attachment = session.attachment
-        if attachment is not None:
-            attachment.send(frame)
-        self.rest()
+        session.send(frame)
 
     def _receive_behind(self, message: Single | Refused) -> None:
         """Only leaving and giving up do not wait for their turn."""
@@ -329,18 +346,19 @@ class Conversation:
         elif len(self._backlog) >= MOST_BEHIND or self._is_too_much():
             self.socket.close(POLICY, "too many requests without waiting for an answer")
         else:
-            self._backlog.append(message)
+            self._backlog.append((message, session.clock()))
             # The thread that answers may not have seen this one: then its end is found here.
             session.catch_up()
 
     def _go_on(self) -> None:
-        while self._backlog and not self._answering:
-            self._handle(self._backlog.popleft())
+        while self._backlog and not self._answering and self.session is not None:
+            message, since = self._backlog.popleft()
+            self._handle(message, self.session.clock() - since)
         if not self._backlog:
             self._waiting_bytes = 0
 
     def _cancel(self, session: Session, number: int) -> None:
-        waiting = next((m for m in self._backlog if not isinstance(m, Refused) and m.id == number), None)
+        waiting = next((kept for kept in self._backlog if getattr(kept[0], "id", None) == number), None)
         if waiting is None and self._calling is not None and self._calling_number == number:
             self._calling.cancel()
         if waiting is None:
@@ -354,23 +372,17 @@ class Conversation:
         self.lost(clean=True)
         self.socket.close(NORMAL)
 
-    async def _answer_mcp(self, session: Session, message: McpMessage) -> None:
-        frame = None
-        try:
-            response = await answer(self.service, SocketCaller(session), message.data, message.timeout_s)
-            if response is not None:
-                frame = _write_mcp(response, message.id)
-        except asyncio.CancelledError:
-            frame = messages.write_error(StepCancelled("cancelled: its caller gave it up"), message.id)
-            raise
-        finally:
-            if frame is not None and message.id is not None:
-                session.ledger.record(message.id, frame)
-            if frame is not None:
-                session.send(frame)
-            self._calling = None
-            self._answering = False
-            self._go_on()
+    def _answered_mcp(self, session: Session, number: int | None, call: asyncio.Task[dict[str, Any] | None]) -> None:
+        """An `mcp` call has ended. One that was cancelled before it began has run nothing else of its own."""
+        self._calling = None
+        if call.cancelled():
+            cancelled = StepCancelled("cancelled: its caller gave it up")
+            self._reply(session, number, messages.write_error(cancelled, number))
+        elif (response := call.result()) is not None:
+            self._reply(session, number, _write_mcp(response, number))
+        elif number is not None:
+            session.ledger.forget(number)
+        self.rest()
 
 
 def refusal(error: Exception) -> PaddockError:
@@ -419,8 +431,8 @@ def write_step(answer: Any, number: int | None = None, key: str | None = None) -
         if isinstance(answer, PaddockError):
             return messages.write_error(answer, number, key)
         return messages.write_observation(answer, number, key)
-    except PaddockError as error:
-        return messages.write_error(error, number, key)
+    except Exception as error:
+        return _write_unwritten(error, number, key)
 
 
 def write_answer(work: Work, answer: Any, key: str | None = None) -> bytes:
@@ -428,8 +440,13 @@ def write_answer(work: Work, answer: Any, key: str | None = None) -> bytes:
         return write_step(answer, work.number, key)
     try:
         return messages.write_state(answer, work.number, key)
-    except PaddockError as error:
-        return messages.write_error(error, work.number, key)
+    except Exception as error:
+        return _write_unwritten(error, work.number, key)
+
+
+def _write_unwritten(error: Exception, number: int | None, key: str | None) -> bytes:
+    """The frame in place of one that could not be written: values of an author's own may fail at anything."""
+    return messages.write_error(error if isinstance(error, PaddockError) else not_json(error), number, key)
 
 
 def _write_mcp(response: dict[str, Any], number: int | None) -> bytes:

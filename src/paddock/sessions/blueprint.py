@@ -19,8 +19,16 @@ from pydantic import BaseModel, Discriminator, Tag, TypeAdapter
 from paddock.env import ToolEnvironment
 from paddock.errors import ConcurrencyConfigurationError, ConfigError, NotSupported
 from paddock.protocol.messages import Wire
-from paddock.sessions.inside import connect
-from paddock.types import Action, CallToolAction, EnvironmentMetadata, ListToolsAction, Observation, State
+from paddock.sessions.inside import Inside, connect
+from paddock.types import (
+    Action,
+    CallToolAction,
+    EnvironmentMetadata,
+    ListToolsAction,
+    ListToolsObservation,
+    Observation,
+    State,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +124,7 @@ class Blueprint:
         check_class(cls)
         self.name = name or cls.__name__.lower()
         written = _type_parameters(cls)
-        self.action_type = action_type or _declared(make, cls, "action_type") or written[0] or Action
+        self.action_type = action_type or _declared(make, cls, "action_type") or written[0] or _usual_action(cls)
         self.observation_type = (
             observation_type or _declared(make, cls, "observation_type") or written[1] or Observation
         )
@@ -133,6 +141,8 @@ class Blueprint:
         self.affinity = _affinity(cls)
         self.step_timeout: float | None = getattr(cls, "step_timeout", None)
         self.tools: dict[str, ToolSpec] | None = cls.tools if issubclass(cls, ToolEnvironment) else None
+        for spec in (self.tools or {}).values():
+            spec.announce()
         self.mcp_calls_are_steps = bool(getattr(cls, "mcp_calls_are_steps", False))
         self._has_server_inside = hasattr(cls, "mcp_session")
         self.foreign_tool_actions = _foreign_tool_actions(cls, self.action_type) if self.tools is None else None
@@ -140,6 +150,7 @@ class Blueprint:
         plain = Where.INLINE if getattr(cls, "inline", False) else Where.THREAD
         self.reset = _reset_method(cls, plain)
         self.step = _step_method(cls, plain)
+        self.list_tools = _list_tools_method(self.step)
         self.state = Method("state", _read_state, Where.LOOP if _has_async_state(cls) else plain, set())
         self.call_tool = _call_tool_method(cls, plain)
         self.step_by_tool = self.step
@@ -284,6 +295,23 @@ def _step_with(name: str) -> Callable[[Any, Any], Any]:
     return invoke
 
 
+def _list_tools_method(step: Method) -> Method:
+    """Past the `step` of an OpenEnv environment, which may count, where its tools can be asked for without it."""
+
+    async def listed(environment: Any) -> Any:
+        inside = getattr(environment, "mcp_client", None)
+        tools = await inside.listed() if isinstance(inside, Inside) else None
+        return None if tools is None else ListToolsObservation.model_construct(tools=tools)
+
+    async def on_loop(environment: Any, request: Any) -> Any:
+        return await listed(environment) or await step.invoke(environment, request)
+
+    def on_thread(environment: Any, request: Any) -> Any:
+        return asyncio.run(listed(environment)) or step.invoke(environment, request)
+
+    return Method("step", on_loop if step.where is Where.LOOP else on_thread, step.where, set())
+
+
 def _implementation(cls: type, name: str) -> tuple[str, bool]:
     """Which attribute to call, and whether it is async: of `step` and `step_async`, the one an author wrote last."""
     for base in cls.__mro__:
@@ -368,6 +396,13 @@ def _annotated_state(cls: type) -> Any:
     except (NameError, TypeError):
         return None
     return annotated if isinstance(annotated, type) and issubclass(annotated, BaseModel) else None
+
+
+def _usual_action(cls: type) -> Any:
+    """What a class that names no action is given: OpenEnv's tool environments look for their own library's."""
+    if hasattr(cls, "mcp_session") and any(base.__module__.startswith("openenv.") for base in cls.__mro__):
+        return importlib.import_module("openenv.core.env_server.types").Action
+    return Action
 
 
 def _foreign_tool_actions(cls: type, action_type: Any) -> tuple[Any, Any] | None:

@@ -23,7 +23,7 @@ class Courtesy:
     """What all threads of a relay have agreed on."""
 
     def __init__(self) -> None:
-        self.is_on = sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER
+        self.is_on = sys.platform == "linux" and _is_usual()
         self._delay = 0.0
         self._again = 0.0
 
@@ -47,3 +47,11 @@ class Courtesy:
                 policy = os.SCHED_BATCH if self.is_on else os.SCHED_OTHER
                 os.sched_setscheduler(0, policy, os.sched_param(0))
         return self.is_on
+
+
+def _is_usual() -> bool:
+    """Whether this process is scheduled as most are. Some C libraries, as Alpine's, cannot tell."""
+    try:
+        return os.sched_getscheduler(0) == os.SCHED_OTHER
+    except OSError:
+        return False

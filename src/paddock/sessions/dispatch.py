@@ -133,7 +133,7 @@ def _own_or_given_state(session: Session, _: Work, state: Any) -> Any:
 
 
 def _list_tools(blueprint: Blueprint, _: ListTools) -> Plan:
-    return blueprint.step, Step(list_tools_action(blueprint)), _listed
+    return blueprint.list_tools, Step(list_tools_action(blueprint)), _listed
 
 
 def _listed(_session: Session, _work: Work, observation: Any) -> Any:
@@ -152,16 +152,18 @@ def _calls_past_step(blueprint: Blueprint) -> bool:
     return blueprint.tools is not None and not blueprint.mcp_calls_are_steps
 
 
-def _called(_session: Session, _work: Work, value: Any) -> Any:
+def _called(session: Session, work: Work, value: Any) -> Any:
+    spec = session.environment.tools.get(work.request.name)  # type: ignore[union-attr]
     if isinstance(value, ToolReturn):
-        return with_score(tool_result(value.value), value.reward, value.done)
-    return tool_result(value)
+        return with_score(tool_result(value.value, spec), value.reward, value.done)
+    return tool_result(value, spec)
 
 
 def _called_as_step(session: Session, _: Work, observation: Any) -> Any:
     """The `tools/call` result inside a tool observation. Only a call that ran counts as a step."""
     error = getattr(observation, "error", None)
-    kind = ToolFailure if error is None else tool_error_class(error.error_type)
+    known = getattr(getattr(session.environment, "mcp_client", None), "failed_by", None)
+    kind = ToolFailure if error is None else known or tool_error_class(error.error_type)
     if kind is ToolFailure:
         session.episode.stepped(is_done(observation))
     if error is not None:
@@ -191,6 +193,7 @@ def tools_of(blueprint: Blueprint) -> list[dict[str, Any]] | None:
 def _foreign_listing(tool: Any) -> dict[str, Any]:
     fields = model_fields(tool)
     return {
+        **{name: fields.get(name) for name in ("title", "outputSchema", "icons", "annotations", "meta", "execution")},
         "name": fields["name"],
         "description": fields.get("description") or "",
         "inputSchema": fields.get("input_schema") or fields.get("inputSchema") or {"type": "object"},

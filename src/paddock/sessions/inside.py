@@ -16,6 +16,8 @@ from weakref import WeakSet
 
 from pydantic_core import from_json, to_json
 
+from paddock.errors import InvalidToolArguments, ToolFailure, ToolNotFound
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType
@@ -25,6 +27,9 @@ logger = logging.getLogger("paddock.sessions")
 SPEAKING = frozenset({"Context", "CurrentContext", "get_context"})
 CALLER_MODULES = ("fastmcp.server.context", "fastmcp.server.dependencies")
 """Where FastMCP finds out that a tool has no caller to speak to."""
+
+FAILURES: dict[str, type[ToolFailure]] = {"NotFoundError": ToolNotFound, "ValidationError": InvalidToolArguments}
+"""FastMCP's exceptions for what a tool itself has no part in."""
 
 _speakers: WeakSet[type] = WeakSet()
 """Environments whose tools turned out to speak, which no look at them had told."""
@@ -66,6 +71,8 @@ class Inside:
         self._client = client
         self._is_direct: bool | None = None
         """None until the tools have been looked at."""
+        self.failed_by: type[ToolFailure] | None = None
+        """What the last call failed by, where its exception told. OpenEnv guesses it from the words of the message."""
         self._entered = 0
         self._readers: dict[str, Reader] = {}
 
@@ -99,6 +106,11 @@ class Inside:
     def is_connected(self) -> bool:
         return True
 
+    async def listed(self) -> list[Any] | None:
+        """The tools, if that takes no client."""
+        async with self:
+            return await self.list_tools() if self._is_direct else None
+
     async def list_tools(self, **options: Any) -> list[Any]:
         if options or not self._is_direct:
             tools: list[Any] = await self.__getattr__("list_tools")(**options)
@@ -107,6 +119,7 @@ class Inside:
 
     async def call_tool(self, name: str, arguments: dict[str, Any] | None = None, **options: Any) -> Any:
         """Raises ToolError or RuntimeError, as the client does."""
+        self.failed_by = None
         reader = self._readers.get(name) or await self._learn(name)
         if options or not self._is_direct:
             return await self.__getattr__("call_tool")(name, arguments, **options)
@@ -116,6 +129,7 @@ class Inside:
             done = await self._server.call_tool(name, arguments)
         except Exception as error:
             # An unknown tool, arguments that do not fit, or its own failure: the client says the same of all.
+            self.failed_by = FAILURES.get(type(error).__name__, ToolFailure)
             if _wanted_a_caller(error):
                 logger.warning("a tool of %s speaks to its caller: from now on it has one", self._owner.__name__)
                 _speakers.add(self._owner)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from time import monotonic, thread_time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paddock.errors import EnvironmentFailure
+from paddock.protocol.redact import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+logger = logging.getLogger("paddock.sessions")
 COMPUTES = 0.0005
 WAITS = 0.0002
 """Jobs that compute and wait for less run one after the other: another thread would only wait for the lock."""
@@ -135,7 +138,10 @@ class Returns:
         # The flag falls before the queue is emptied, so a job that ends meanwhile wakes us again.
         self._waking = False
         while self._ended:
-            self._ended.popleft().finish()
+            try:
+                self._ended.popleft().finish()
+            except Exception:
+                logger.exception("the end of a job could not be dealt with")
 
 
 class Runner(ABC):
@@ -162,7 +168,9 @@ class Runner(ABC):
             if error is None:
                 future.set_result(value)
             else:
-                future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+                # A future takes no StopIteration, and the rest is not for the loop to obey.
+                is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+                future.set_exception(error if is_plain else RuntimeError(told(error)))
 
         self.submit(Call(function, done))
         return await future

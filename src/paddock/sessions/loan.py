@@ -29,7 +29,33 @@ logger = logging.getLogger("paddock.sessions")
 STAYS_OUT = 0.05
 """A step that takes longer is called home, so that the loop sees its client leave."""
 LONGEST_TURN = 0.0005
-"""How long the thread, which keeps the interpreter's lock while it is busy, makes the loop wait for it."""
+"""How long a thread, which keeps the interpreter's lock while it is busy, makes the loop wait for it."""
+
+
+class ShortTurns:
+    """In force for as long as anything is lent in this process, and no longer: threads that wait in their steps are
+    slower with them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loans = 0
+        self._usual = 0.0
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._loans == 0:
+                self._usual = sys.getswitchinterval()
+                sys.setswitchinterval(LONGEST_TURN)
+            self._loans += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._loans -= 1
+            if self._loans == 0:
+                sys.setswitchinterval(self._usual)
+
+
+short_turns = ShortTurns()
 
 
 class Line(Protocol):
@@ -103,12 +129,13 @@ class Loan(Job):
         """Those with a step that the loop has begun."""
         self._given_back: deque[Lent] = deque()
         self._is_over = False
+        self._takes_more = True
+        """Whether others may join: not once a step has kept them waiting."""
         self._began: float | None = None
         """When the step did that is being carried out."""
         self._done = 0
         self._is_looked_after = False
         self._ended = ended
-        self._usual_turn = sys.getswitchinterval()
 
     # -- on the loop ------------------------------------------------------------------------------
 
@@ -119,13 +146,12 @@ class Loan(Job):
         except OSError:
             self._watch.close()
             raise
-        # Only for as long as it lasts: many threads that wait in their steps are slower with short turns.
-        sys.setswitchinterval(LONGEST_TURN)
+        short_turns.begin()
 
     def take(self, step: StepAside, line: Line) -> bool:
         """Have the thread carry out a step, and read on for its session. False if it is about to end."""
         with self._lock:
-            if self._is_over:
+            if self._is_over or not self._takes_more:
                 return False
             self._watch.add(line)
             line.lend()
@@ -162,10 +188,11 @@ class Loan(Job):
         is_alone = len(self._by_session) < 2
         if began is not None and now - began > (STAYS_OUT if is_alone else PATIENCE):
             self.was_slow = self.was_slow or not is_alone
+            self._takes_more = False
             self.call_all_home()
 
     def finish(self) -> None:
-        sys.setswitchinterval(self._usual_turn)
+        short_turns.end()
         self._ended(self)
         if self.error is not None:
             logger.error("connections could not be read", exc_info=self.error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
 import time
 import uuid
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import CapacityReached, FactoryError, ServerDraining, SessionNotFound
-from paddock.protocol.redact import redact
+from paddock.protocol.redact import told
 from paddock.sessions.blueprint import Affinity, Blueprint
 from paddock.sessions.jobs import Returns, Runner, awaited
 from paddock.sessions.loan import Loan
@@ -237,13 +238,13 @@ class SessionManager:
         if self.slots.take():
             return
         gone = self.make_room()
-        if gone is not None:
-            if not self.blueprint.concurrent:
-                # Instances may not overlap, so the slot is free only once the environment is closed.
-                await asyncio.wait([gone.ended], timeout=ROOM_TIMEOUT)
-            if self.slots.take():
-                return
-        elif self.ask_others_for_room is not None and await self.ask_others_for_room():
+        ending = [session.ended for session in self._ending if not session.is_running]
+        if ending and not self.blueprint.concurrent:
+            # Instances may not overlap, so a slot is free only once its environment is closed.
+            await asyncio.wait(ending, timeout=ROOM_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+        if self.slots.take():
+            return
+        if gone is None and self.ask_others_for_room is not None and await self.ask_others_for_room():
             wait = max(wait, ROOM_ELSEWHERE)
         taken, most = self.slots.taken(), self.slots.capacity
         if wait <= 0:
@@ -273,8 +274,7 @@ class SessionManager:
     def _factory_error(self, error: Exception) -> FactoryError:
         name = getattr(self.blueprint.make, "__name__", self.blueprint.cls.__name__)
         logger.error("the environment factory %r failed", name, exc_info=error)
-        reason = redact(f"{type(error).__name__}: {error}", self.secrets)
-        message = f"Environment factory '{name}' failed to create instance. {reason}"
+        message = f"Environment factory '{name}' failed to create instance. {told(error, self.secrets)}"
         return FactoryError(message, factory_name=name)
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
@@ -370,6 +370,15 @@ class SessionManager:
                 if session.is_expired(now):
                     session.close("nobody used it for too long")
 
+    def abandon(self) -> None:
+        """The loop has ended without a drain: close what is left of it on a thread, and come back no more."""
+        left = [s for s in (*self._sessions.values(), *self._ending, *self._borrowed) if not s.is_closing_environment]
+        environments = [session.environment for session in left]
+        threading.Thread(target=_close_all, args=(environments,), name="paddock-abandoned", daemon=True).start()
+        self.threads.close()
+        if self._shared_thread is not None:
+            self._shared_thread.close()
+
     async def drain(self, grace: float) -> None:
         """Refuse newcomers, let running requests finish within `grace`, then close every session."""
         self._draining = True
@@ -410,3 +419,11 @@ class SessionManager:
 
     def sessions(self) -> list[SessionInfo]:
         return [session.info() for session in self._sessions.values()]
+
+
+def _close_all(environments: list[Any]) -> None:
+    for environment in environments:
+        try:
+            asyncio.run(awaited(getattr(environment, "close", lambda: None)))
+        except Exception:
+            logger.exception("close failed")

@@ -26,7 +26,7 @@ from paddock.errors import (
     StepTimeout,
 )
 from paddock.protocol.episode import Episode, Phase
-from paddock.protocol.redact import redact
+from paddock.protocol.redact import redact, told
 from paddock.protocol.resume import ReplyLedger
 from paddock.sessions.blueprint import SLOW_CALL, Where
 from paddock.sessions.jobs import Call, awaited
@@ -73,10 +73,10 @@ class SessionInfo:
 
 class Session:
     __slots__ = (
-        "_beside", "_closing_environment", "_current", "_manager", "_step", "_step_timings", "_timings",
-        "_waiting", "attachment", "clock", "close_when_detached", "closed", "door", "dropped_at", "ended",
-        "environment", "episode", "holds_slot", "id", "is_quick", "last_active", "ledger", "opened_at", "resumable",
-        "threads", "token", "went_on",
+        "_beside", "_current", "_manager", "_step", "_step_timings", "_timings", "_waiting", "attachment", "clock",
+        "close_when_detached", "closed", "door", "dropped_at", "ended", "environment", "episode", "holds_slot", "id",
+        "is_closing_environment", "is_quick", "last_active", "ledger", "opened_at", "resumable", "threads", "token",
+        "went_on",
     )  # fmt: skip
     """What is small stays in the cache."""
 
@@ -116,7 +116,7 @@ class Session:
         self._waiting: deque[Work] = deque()
         self._beside: set[Work] = set()
         """Calls that overlap with all others."""
-        self._closing_environment = False
+        self.is_closing_environment = False
         self.is_quick = False
         """Whether its last step was."""
 
@@ -263,14 +263,14 @@ class Session:
                 self.give_up(work)
 
     def expire(self, work: Work) -> None:
-        """The deadline of a running request has passed."""
+        """The deadline of a request has passed: of one that runs, or that waits for its turn."""
         self.call_home()
         work.expired = True
-        if work not in self._manager.running and work not in self._waiting:
-            return
         if work in self._waiting:
             self._waiting.remove(work)
             work.settle(StepTimeout(f"{work.method.name} had to wait longer than its deadline for its turn"))
+            return
+        if work not in self._manager.running:
             return
         self.last_active = now = self.clock()
         seconds = now - work.started
@@ -319,7 +319,7 @@ class Session:
         self._conclude(work, value)
 
     def _start(self, work: Work) -> None:
-        """Hand it to the loop or a thread; `_returned` goes on."""
+        """Hand it to the loop or a thread; `returned` goes on."""
         if work not in self._beside:
             self._current = work
         work.started = self.clock()
@@ -392,17 +392,22 @@ class Session:
             return error
         # Also an error of another session that the environment has somewhere: it says nothing about this one.
         logger.error("%s failed in session %s", method, self.id, exc_info=error)
-        kind = type(error).__name__
-        text = redact(str(error), self._manager.secrets)
-        return EnvironmentFailure(f"{kind}: {text}" if text else kind, error_type=kind)
+        return EnvironmentFailure(told(error, self._manager.secrets), error_type=type(error).__name__)
 
     def forget_queued(self, work: Work) -> None:
         self._manager.queued.discard(work)
 
     async def invoke(self, name: str, *arguments: Any) -> Any:
-        """Call another method of the environment, where its methods run."""
+        """Call another method of the environment, where its methods run. Raises StepTimeout, or what it raises."""
         self.call_home()
-        return await self._manager.invoke(self.threads, self.environment, name, *arguments)
+        limit = self._manager.limits.step_timeout
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                return await self._manager.invoke(self.threads, self.environment, name, *arguments)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise StepTimeout(f"{name} did not answer within {limit} s", hint="raise --step-timeout") from None
 
     # -- the connection ---------------------------------------------------------------------------
 
@@ -423,6 +428,11 @@ class Session:
             self.dropped_at = self.last_active if dropped else None
             if self.close_when_detached:
                 self.close("it was closed over MCP")
+
+    def heard_of(self) -> None:
+        """Its client named it in a request without a connection of its own, and so is there."""
+        self.dropped_at = None
+        self.last_active = self.clock()
 
     def send(self, frame: bytes) -> None:
         """To whoever is attached now. Without an attachment the ledger keeps what matters."""
@@ -447,7 +457,11 @@ class Session:
             return False
         if self.door is Door.HTTP and (not self.went_on or self.episode.phase is Phase.DONE):
             return True
-        return self.dropped_at is not None and now - self.last_active > self._manager.limits.give_way_after
+        limits, idle = self._manager.limits, now - self.last_active
+        if self.dropped_at is not None:
+            return idle > limits.give_way_after
+        # Nothing tells a client that crashed from an agent that thinks. Who never acted is not thinking.
+        return (self.door is Door.HTTP or self.episode.phase is Phase.NEW) and idle > limits.resume_window
 
     def close(self, reason: str) -> None:
         """End the session. Running work is cancelled, waiting work refused, the environment closed."""
@@ -477,9 +491,9 @@ class Session:
         self._close_environment()
 
     def _close_environment(self) -> None:
-        if self._closing_environment:
+        if self.is_closing_environment:
             return
-        self._closing_environment = True
+        self.is_closing_environment = True
         close = getattr(self.environment, "close", None)
         if close is None:
             self._environment_closed(None, None)

@@ -25,6 +25,7 @@ def page_in_server(app: Starlette, folder: Path | None = None) -> Page:
     service: Service = app.state.service
     page = Page(Parts(shelf_of(folder), service=service), service.config.access, lambda: service.stopping)
     app.router.routes.extend(routes(page))
+    service.has_page = True
     return page
 
 

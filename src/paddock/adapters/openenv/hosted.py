@@ -112,7 +112,7 @@ def from_app(name):
         raise NotFound(f"{name} calls no create_app when it is imported", "name the class instead: pkg.mod:Class")
     given = taken[0]
     types = (given.get("action_cls"), given.get("observation_cls"), given.get("state_cls"))
-    return given["env"], *types
+    return given["env"], *types, given.get("env_name")
 
 
 def recording(original, taken):
@@ -151,8 +151,9 @@ def written_types(cls):
 class Hosted:
     """An environment class, or a factory, with its types."""
 
-    def __init__(self, make, action=None, observation=None, state=None):
+    def __init__(self, make, action=None, observation=None, state=None, name=None):
         self.make = make
+        self.name = name
         self.shared = None
         self.probe = make()
         cls = self.cls = type(self.probe)
@@ -180,6 +181,7 @@ class Hosted:
             name = self.cls.__name__
             told = {
                 "name": name,
+                "called": self.name,
                 "concurrent": bool(getattr(self.cls, "SUPPORTS_CONCURRENT_SESSIONS", False)),
                 "methods": [method for method in TASK_METHODS if callable(getattr(probe, method, None))],
                 "metadata": {

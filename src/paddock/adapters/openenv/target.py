@@ -33,14 +33,16 @@ def load(rest: str) -> tuple[Callable[[], Any], str]:
     name = _name(place)
     if named is not None:
         process = Process(named, LOADER, place)
-        return environment_class(process, process.start()), name
+        about = process.start()
+        return environment_class(process, about), about.get("called") or name
     if importlib.util.find_spec("openenv") is None:
         raise TargetError(
             f"openenv:{place} needs the openenv package, which is not installed here",
             hint=f"say where it is: openenv:{place}@PATH/TO/VENV, or pip install openenv",
         )
     if ":" not in place:
-        return from_app(place), name
+        given = from_app(place)
+        return given, given.name or name
     from paddock.targets import class_in_module
 
     return typed(class_in_module(place)), name
@@ -54,6 +56,8 @@ class Given:
     action_type: Any
     observation_type: Any
     state_type: Any
+    name: str | None = None
+    """How the app calls its environment, if it does."""
 
     def __call__(self) -> Any:
         return self.make()

@@ -82,8 +82,6 @@ def error_of(status: int, body: bytes) -> PaddockError:
 class HttpTransport:
     """An episode over plain HTTP. The server's `Session-Id` keeps it together: without one there is no episode."""
 
-    foreign = False
-
     def __init__(self, url: str, *, headers: dict[str, str] | None = None, timeouts: Timeouts | None = None) -> None:
         self.base = url.rstrip("/")
         self.timeouts = timeouts or Timeouts()

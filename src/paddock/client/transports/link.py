@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from picows import WSCloseCode, WSListener, WSMsgType, ws_connect
 from picows.common import WSError
@@ -79,6 +79,12 @@ class Link(WSListener):
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self.is_lost = True
         self._lost(self)
+
+
+def socket_address(url: str, query: str = "") -> str:
+    """Where the server behind a URL takes WebSockets."""
+    scheme, host, path, _, _ = urlsplit(url)
+    return urlunsplit(("wss" if scheme == "https" else "ws", host, f"{path}/ws", query, ""))
 
 
 async def connect(

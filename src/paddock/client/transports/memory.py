@@ -27,12 +27,12 @@ GRACE = 1.0
 """Seconds that a request somebody still waits for has to end when the client is closed."""
 CLOSE_SECONDS = 5.0
 """Seconds for the environment's own `close`."""
+LONGEST_BUILD = 300.0
+"""Seconds for which a build that nobody waits for any more keeps the threads that will close what it has built."""
 
 
 class MemoryTransport:
     """One session of an environment class, or of a factory."""
-
-    foreign = False
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.blueprint = Blueprint(make)
@@ -40,6 +40,7 @@ class MemoryTransport:
         self._manager: SessionManager | None = None
         self._session: Session | None = None
         self._ticking: asyncio.Task[None] | None = None
+        self._given_up: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
         self._closed = False
 
@@ -50,7 +51,7 @@ class MemoryTransport:
                 return
             self._closed = False
             manager = SessionManager(self.blueprint, Limits(max_sessions=1))
-            session = await manager.open(Door.CREATED)
+            session = await self._open_session(manager)
             session.attach(self)
             self._manager, self._session = manager, session
             self._ticking = asyncio.create_task(self._tick(manager))
@@ -105,6 +106,20 @@ class MemoryTransport:
         awaited = any(not work.settled for work in manager.running)
         await manager.drain(GRACE if awaited else 0.0)
         await asyncio.wait([session.ended], timeout=CLOSE_SECONDS)
+
+    async def _open_session(self, manager: SessionManager) -> Session:
+        """The manager's only session. Where there is none, its threads go home."""
+        try:
+            return await manager.open(Door.CREATED)
+        except asyncio.CancelledError:
+            # The build goes on by itself, and what comes of it is closed on the same threads.
+            leaving = asyncio.create_task(manager.drain(LONGEST_BUILD))
+            self._given_up.add(leaving)
+            leaving.add_done_callback(self._given_up.discard)
+            raise
+        except BaseException:
+            await manager.drain(0.0)
+            raise
 
     def _request(self, message: dict[str, Any]) -> Step | Reset | GetState:
         if message["type"] == "step":

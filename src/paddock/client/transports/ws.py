@@ -12,19 +12,17 @@ import logging
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
 import orjson
 
 from paddock.client.outgoing import write
 from paddock.client.policy import Reconnect, Timeouts
-from paddock.client.returning import Tries, episode_lost
+from paddock.client.returning import Tries, episode_lost, no_answer
 from paddock.client.transports.http import get_json
-from paddock.client.transports.link import Link, connect
+from paddock.client.transports.link import Link, connect, socket_address
 from paddock.errors import (
     ClientError,
     ConnectFailed,
-    DeadlineExceeded,
     MessageTooBig,
     PaddockError,
     SessionClosed,
@@ -129,10 +127,7 @@ class WebSocketTransport:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            raise DeadlineExceeded(
-                f"no answer to {message['type']} within {timeout} s",
-                hint="raise timeouts.request, or look at the server",
-            ) from None
+            raise no_answer(message, timeout) from None
         if isinstance(reply, PaddockError):
             raise reply
         if reply["type"] == "error":
@@ -197,6 +192,12 @@ class WebSocketTransport:
         if self._link is not None and not self._link.is_lost:
             self._link.send(pending.frame)
         return pending
+
+    def _send_again(self) -> None:
+        """Repeat what is unanswered, if there is a connection for it."""
+        if self._link is not None:
+            for pending in self._numbered.values():
+                self._link.send(pending.frame)
 
     def _give_up(self, pending: Pending) -> None:
         """The caller no longer waits. Paddock is told; from others the answer comes and is dropped."""
@@ -268,9 +269,7 @@ class WebSocketTransport:
         except PaddockError as error:
             self._fail(error)
             return
-        if self._link is not None:
-            for pending in self._numbered.values():
-                self._link.send(pending.frame)
+        self._send_again()
 
     def _adopt(self, link: Link) -> None:
         """From now on this is our connection, unless it is lost already."""
@@ -323,9 +322,7 @@ class WebSocketTransport:
         self.reconnects += 1
         logger.info("reconnected to %s, the episode goes on", self.base)
         self._adopt(link)
-        if self._link is not None:
-            for pending in self._numbered.values():
-                self._link.send(pending.frame)
+        self._send_again()
 
     async def _line_up_again(self, since: float) -> None:
         """The door where we waited is gone, and nothing else is: wait at the next, for as long as is left."""
@@ -341,9 +338,7 @@ class WebSocketTransport:
         finally:
             self._returning = None
         self._settle(link)
-        if self._link is not None:
-            for pending in self._numbered.values():
-                self._link.send(pending.frame)
+        self._send_again()
 
     def _fail(self, error: PaddockError) -> None:
         """Every waiting caller hears of it, and so does the next one, until a reset begins anew."""
@@ -366,9 +361,7 @@ class WebSocketTransport:
             link.close()
 
     async def _connect(self, headers: dict[str, str], url: str | None = None, lease: str | None = None) -> Link:
-        scheme, host, path, _, _ = urlsplit(url or self.base)
-        query = f"lease={lease}" if lease else ""
-        address = urlunsplit(("wss" if scheme == "https" else "ws", host, f"{path}/ws", query, ""))
+        address = socket_address(url or self.base, f"lease={lease}" if lease else "")
         self._attempt = attempt = self._attempt + 1
         received = partial(self._received, attempt)
         try:
