@@ -68,6 +68,8 @@ class PaddockError(Exception):
         self.message = str(message)
         self.hint = hint
         self.data = data
+        if hint:
+            self.add_note(f"hint: {hint}")
 
     def __str__(self) -> str:
         return self.message

@@ -1,6 +1,9 @@
 """The client for code that is not async."""
 
 import asyncio
+import gc
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 from environments import Add, Adder, Kit, Scripted, Total, Watched
 from paddock import SyncClient
 from paddock.client.client import UnknownResetArgument
-from paddock.errors import ConnectFailed, EnvironmentFailure, InvalidMessage
+from paddock.errors import ClientError, ConnectFailed, EnvironmentFailure, InvalidMessage
 from running import Serve, wait_until
 
 
@@ -80,6 +83,69 @@ def test_closing_ends_the_thread(serve: Serve) -> None:
     env.close()
     env.close()
     wait_until(lambda: threading.active_count() <= before + 2)
+
+
+UNCLOSED = {
+    "memory": "env = SyncClient(Counter); env.reset()",
+    "used_after_close": "env = SyncClient(Counter); env.close(); env.reset()",
+    "nobody_there": "env = SyncClient('http://127.0.0.1:9'); env.reset()",
+    "busy_loop": "env = SyncClient(Stuck); threading.Thread(target=env.reset, daemon=True).start(); begun.wait()",
+}
+PROGRAM = """
+import threading, time
+from paddock import SyncClient
+from paddock.envs.counter import Counter
+
+begun = threading.Event()
+
+class Stuck(Counter):
+    inline = True
+
+    def reset(self, *, seed=None, episode_id=None):
+        begun.set()
+        time.sleep(60)
+
+try:
+    {}
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("how", UNCLOSED)
+def test_a_client_that_is_not_closed_does_not_keep_the_process(how: str) -> None:
+    program = PROGRAM.format(UNCLOSED[how])
+    subprocess.run([sys.executable, "-c", program], timeout=20, check=True)
+
+
+def test_a_forgotten_client_ends_its_session_and_its_thread(lives: list[Watched]) -> None:
+    before = threading.active_count()
+    env: SyncClient[Any] = SyncClient(Adder)
+    env.reset()
+    del env
+    gc.collect()
+    wait_until(lambda: [life.closes for life in lives] == [1])
+    wait_until(lambda: threading.active_count() <= before)
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["used", "unused"])
+def test_a_closed_client_says_so_and_starts_no_thread(used: bool) -> None:
+    env: SyncClient[Any] = SyncClient(Adder)
+    if used:
+        env.reset()
+    env.close()
+    before = threading.active_count()
+    for call in (env.reset, env.state, env.schema, lambda: env.step({"amount": 1})):
+        with pytest.raises(ClientError, match="the client is closed"):
+            call()
+    assert threading.active_count() <= before
+
+
+def test_a_closed_client_may_be_entered_again() -> None:
+    env: SyncClient[Any] = SyncClient(Adder)
+    for _ in range(2):
+        with env:
+            env.reset()
 
 
 @pytest.mark.anyio

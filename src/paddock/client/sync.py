@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import asyncio
+import threading
+import weakref
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 
 from paddock.client.client import Client
+from paddock.errors import ClientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from paddock.types import StepResult, ToolInfo
 
 ObservationT = TypeVar("ObservationT")
+GOODBYE_SECONDS = 5.0
+"""How long a process that ends waits for a client that nobody closed."""
 
 
 class SyncClient(Generic[ObservationT]):
-    """Like `Client`, without `await`. Use it in `with`, or call `close` when done."""
+    """Like `Client`, without `await`. Use it in `with`, or call `close` when done.
+
+    One that is forgotten is closed when it is collected, or when the process ends.
+    """
 
     def __init__(self, target: str | Callable[[], Any], **options: Any) -> None:
         self._client: Client[ObservationT] = Client(target, **options)
-        self._stack = ExitStack()
-        self._started: BlockingPortal | None = None
+        self._starting = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._forgotten: weakref.finalize[Any, Any] | None = None
+        self._closed = False
 
     @classmethod
     def connect(cls, target: str | Callable[[], Any], **options: Any) -> Self:
@@ -32,11 +44,12 @@ class SyncClient(Generic[ObservationT]):
         return cls(target, **options).__enter__()
 
     def __enter__(self) -> Self:
+        self._closed = False
         try:
             self._portal.call(self._client.__aenter__)
         except BaseException:
-            self._started = None
-            self._stack.close()
+            if thread := self._detached():
+                thread.end()
             raise
         return self
 
@@ -45,9 +58,21 @@ class SyncClient(Generic[ObservationT]):
 
     @property
     def _portal(self) -> BlockingPortal:
-        if self._started is None:
-            self._started = self._stack.enter_context(start_blocking_portal("asyncio"))
-        return self._started
+        with self._starting:
+            if self._closed:
+                raise ClientError("the client is closed", hint="make a new one")
+            if self._thread is None:
+                self._thread = LoopThread()
+                self._forgotten = weakref.finalize(self, self._thread.leave, self._client.close)
+            return self._thread.portal
+
+    def _detached(self) -> LoopThread | None:
+        """The loop thread, if there is one, which is no longer ours: the caller ends it."""
+        with self._starting:
+            thread, self._thread = self._thread, None
+            if self._forgotten is not None:
+                self._forgotten.detach()
+            return thread
 
     def reset(self, /, *, timeout: float | None = None, **arguments: Any) -> StepResult[ObservationT]:
         return self._portal.call(partial(self._client.reset, timeout=timeout, **arguments))
@@ -72,9 +97,52 @@ class SyncClient(Generic[ObservationT]):
 
     def close(self) -> None:
         """End the session and the loop thread."""
-        if self._started is not None:
+        self._closed = True
+        if thread := self._detached():
             try:
-                self._started.call(self._client.close)
+                thread.portal.call(self._client.close)
             finally:
-                self._started = None
-                self._stack.close()
+                thread.end()
+
+
+class LoopThread:
+    """An event loop on a thread of its own, which does not keep the process alive."""
+
+    portal: BlockingPortal
+
+    def __init__(self) -> None:
+        started: Future[BlockingPortal] = Future()
+        run = partial(asyncio.run, self._serve(started))
+        self._thread = threading.Thread(target=run, name="paddock-client", daemon=True)
+        self._thread.start()
+        self.portal = started.result()
+
+    async def _serve(self, started: Future[BlockingPortal]) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with BlockingPortal() as portal:
+            started.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    def end(self) -> None:
+        """Let what runs on the loop finish, and wait for the thread."""
+        self.portal.call(self.portal.stop)
+        self._thread.join()
+
+    def leave(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Say goodbye and end. It may be called anywhere, also by the collector on the thread itself, and after a fork
+        without it; so nothing is asked of the portal, and a loop that hangs is left behind."""
+        if not self._thread.is_alive():
+            return
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._start_goodbye, close)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(GOODBYE_SECONDS)
+
+    def _start_goodbye(self, close: Callable[[], Awaitable[None]]) -> None:
+        self._goodbye = asyncio.ensure_future(self._say_goodbye(close))
+
+    async def _say_goodbye(self, close: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await close()
+        finally:
+            await self.portal.stop(cancel_remaining=True)

@@ -222,6 +222,7 @@ class Episodes:
         if token is not None and (not begins or manager.knows(token)):
             session = self.service.manager.find(token)
             session.went_on = session.went_on or not begins
+            session.heard_of()
             yield session
             return
         if begins:

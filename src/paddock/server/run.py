@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import ConfigError
@@ -17,11 +21,17 @@ from paddock.server.short_way import ShortWayProtocol
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
+    from types import FrameType
 
     import uvicorn
 
     from paddock.config import ServerConfig
     from paddock.server.service import Service
+
+logger = logging.getLogger("paddock.server")
+EXECUTOR = "paddock-executor"
+LAST_WAIT = 2.0
+"""How long what an environment has begun on the loop may go on when all else has ended."""
 
 
 def serve(
@@ -55,10 +65,34 @@ def serve(
 
 def run(app: Any, sockets: list[socket.socket]) -> None:
     """Serve on sockets that are bound already. Returns when the server has drained and stopped."""
-    server = DrainingServer(server_config(app), app.state.service)
+    service: Service = app.state.service
+    server = DrainingServer(server_config(app), service)
     calm_collector()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    runner = asyncio.Runner(loop_factory=loop_factory())
+    executor = ThreadPoolExecutor(thread_name_prefix=EXECUTOR)
+    runner.get_loop().set_default_executor(executor)
+    try:
         runner.run(server.serve(sockets=sockets))
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+        if runner.run(_all_ended()):
+            runner.close()
+        else:
+            # To close the loop would wait for them without an end.
+            service.left_running = True
+            logger.warning("an environment goes on with something that cannot be ended; it is left behind")
+
+
+async def _all_ended() -> bool:
+    """Cancel what still runs on the loop, and wait for it and the default executor, but not for long."""
+    until = monotonic() + LAST_WAIT
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    pending = (await asyncio.wait(tasks, timeout=LAST_WAIT))[1] if tasks else set()
+    while (busy := any(thread.name.startswith(EXECUTOR) for thread in threading.enumerate())) and monotonic() < until:
+        await asyncio.sleep(0.01)
+    return not pending and not busy
 
 
 class DrainingServer(StoppableServer):
@@ -68,14 +102,19 @@ class DrainingServer(StoppableServer):
         super().__init__(config)
         self.service = service
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains, the second cuts the grace short. Neither skips a `close`."""
+        if self.should_exit:
+            self.service.hurry()
+        self.should_exit = True
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.service.colleagues is not None:
             self.service.colleagues.start(self.service, partial(adopt, self.service, self.server_state))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if not self.force_exit:
-            await self.service.stop()
+        await self.service.stop()
         await super().shutdown(sockets)
 
 

@@ -64,6 +64,8 @@ class Service:
         self.outbox: Outbox
         self.inbox: Inbox | None = None
         self.stopping = False
+        self.left_running = False
+        """Whether something of an environment went on when the server had stopped, and could not be ended."""
         self._manager: SessionManager | None = None
         self._metadata: EnvironmentMetadata | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -110,6 +112,11 @@ class Service:
         self.inbox = self._probe = None
         self.sockets.clear()
         self._tasks.clear()
+
+    def hurry(self) -> None:
+        """Stop sooner. Does nothing if it is not stopping."""
+        if self._manager is not None:
+            self._manager.hurry()
 
     async def stop(self, grace: float | None = None) -> None:
         """Drain: running requests end within `grace`, then every environment is closed."""

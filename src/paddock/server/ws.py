@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pydantic_core import from_json
 
@@ -71,6 +71,14 @@ class Refused:
     number: int | None = None
 
 
+class Waiting(NamedTuple):
+    """A message that has to wait for its turn."""
+
+    message: Single | Refused
+    since: float
+    size: int
+
+
 class Conversation:
     """One socket and the session it talks to."""
 
@@ -95,8 +103,7 @@ class Conversation:
         self.timeout = service.dispatch.step_timeout
         self._early: deque[bytes | Refused] = deque()
         self._answering = False
-        self._backlog: deque[tuple[Single | Refused, float]] = deque()
-        """What waits for its turn, and since when."""
+        self._backlog: deque[Waiting] = deque()
         self._waiting_bytes = 0
         """The size of what waits for the session, or for its turn."""
         self._opening: asyncio.Task[None] | None = None
@@ -275,21 +282,21 @@ class Conversation:
         """Frames that arrive before the session is there wait for it."""
         if self._over:
             return
-        self._waiting_bytes += len(frame) if isinstance(frame, bytes) else 0
-        if len(self._early) >= MOST_EARLY_FRAMES or self._is_too_much():
+        size = len(frame) if isinstance(frame, bytes) else 0
+        if len(self._early) >= MOST_EARLY_FRAMES or self._is_too_much(size):
             self.socket.close(POLICY, "too many frames before the session was open")
             return
+        self._waiting_bytes += size
         self._early.append(frame)
 
-    def _is_too_much(self) -> bool:
-        """Whether more waits than the largest message may be."""
-        return self._waiting_bytes > self.service.config.limits.message_bytes
+    def _is_too_much(self, size: int) -> bool:
+        """Whether with `size` bytes more would wait than the largest message may have."""
+        return self._waiting_bytes + size > self.service.config.limits.message_bytes
 
     def _take(self, message: Single | Refused, size: int = 0) -> None:
         """Answers leave in the order of the requests: what comes before the last answer waits."""
         if self._answering or self._backlog:
-            self._waiting_bytes += size
-            self._receive_behind(message)
+            self._receive_behind(message, size)
         else:
             self._handle(message)
 
@@ -334,7 +341,7 @@ class Conversation:
             session.ledger.record(number, frame)
         session.send(frame)
 
-    def _receive_behind(self, message: Single | Refused) -> None:
+    def _receive_behind(self, message: Single | Refused, size: int) -> None:
         """Only leaving and giving up do not wait for their turn."""
         session = self.session
         if session is None:
@@ -343,28 +350,29 @@ class Conversation:
             self._close()
         elif isinstance(message, CancelMessage):
             self._cancel(session, message.data)
-        elif len(self._backlog) >= MOST_BEHIND or self._is_too_much():
+        elif len(self._backlog) >= MOST_BEHIND or self._is_too_much(size):
             self.socket.close(POLICY, "too many requests without waiting for an answer")
         else:
-            self._backlog.append((message, session.clock()))
+            self._waiting_bytes += size
+            self._backlog.append(Waiting(message, session.clock(), size))
             # The thread that answers may not have seen this one: then its end is found here.
             session.catch_up()
 
     def _go_on(self) -> None:
         while self._backlog and not self._answering and self.session is not None:
-            message, since = self._backlog.popleft()
-            self._handle(message, self.session.clock() - since)
-        if not self._backlog:
-            self._waiting_bytes = 0
+            waiting = self._backlog.popleft()
+            self._waiting_bytes -= waiting.size
+            self._handle(waiting.message, self.session.clock() - waiting.since)
 
     def _cancel(self, session: Session, number: int) -> None:
-        waiting = next((kept for kept in self._backlog if getattr(kept[0], "id", None) == number), None)
+        waiting = next((each for each in self._backlog if getattr(each.message, "id", None) == number), None)
         if waiting is None and self._calling is not None and self._calling_number == number:
             self._calling.cancel()
         if waiting is None:
             session.cancel(number)
             return
         self._backlog.remove(waiting)
+        self._waiting_bytes -= waiting.size
         self.socket.send(messages.write_error(StepCancelled("cancelled before it began"), number))
 
     def _close(self) -> None:

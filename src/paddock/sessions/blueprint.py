@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 
 from pydantic import BaseModel, Discriminator, Tag, TypeAdapter
 
-from paddock.env import ToolEnvironment
+from paddock.env import Environment, ToolEnvironment
 from paddock.errors import ConcurrencyConfigurationError, ConfigError, NotSupported
 from paddock.protocol.messages import Wire
 from paddock.sessions.inside import Inside, connect
@@ -252,7 +252,9 @@ def _declared(make: Any, cls: type, name: str) -> Any:
 
 def check_class(cls: type) -> None:
     for name in ("reset", "step"):
-        if not callable(getattr(cls, name, None)):
+        method = getattr(cls, name, None)
+        is_written = method is not getattr(Environment, name) or hasattr(cls, f"{name}_async")
+        if not callable(method) or not is_written:
             raise ConfigError(f"{cls.__name__} has no {name}() method", hint="an environment has reset and step")
 
 

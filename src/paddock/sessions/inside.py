@@ -72,7 +72,7 @@ class Inside:
         self._is_direct: bool | None = None
         """None until the tools have been looked at."""
         self.failed_by: type[ToolFailure] | None = None
-        """What the last call failed by, where its exception told. OpenEnv guesses it from the words of the message."""
+        """What the last call failed by, where its exception told. OpenEnv guesses it from the words."""
         self._entered = 0
         self._readers: dict[str, Reader] = {}
 

@@ -88,6 +88,7 @@ class SessionManager:
         self.queued: set[Work] = set()
         """Requests that wait for their turn in a session."""
         self._draining = False
+        self._drain_until = 0.0
         self.ask_others_for_room: Callable[[], Awaitable[bool]] | None = None
         """Set where other processes share the capacity and may have a session that gives way."""
         self.builds_ok: bool | None = None
@@ -379,19 +380,23 @@ class SessionManager:
         if self._shared_thread is not None:
             self._shared_thread.close()
 
+    def hurry(self) -> None:
+        """Drain without any more grace."""
+        self._drain_until = self.clock()
+
     async def drain(self, grace: float) -> None:
         """Refuse newcomers, let running requests finish within `grace`, then close every session."""
         self._draining = True
         self.call_home()
         self.slots.turn_away(ServerDraining("the server is shutting down"))
-        deadline = self.clock() + grace
-        while (self.running or self._builds or self._tasks) and self.clock() < deadline:
+        self._drain_until = self.clock() + grace
+        while (self.running or self._builds or self._tasks) and self.clock() < self._drain_until:
             await asyncio.sleep(DRAIN_LOOKS_EVERY)
             self.returns.deliver()
         for session in [*self._sessions.values(), *self._borrowed]:
             session.close("the server is shutting down")
         if self._ending:
-            left = max(LAST_GRACE, deadline - self.clock())
+            left = max(LAST_GRACE, self._drain_until - self.clock())
             await asyncio.wait([session.ended for session in self._ending], timeout=left)
         hanging = list(self._ending)
         for session in hanging:

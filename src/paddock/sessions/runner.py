@@ -52,7 +52,7 @@ class Threads(Turns[Job], Runner):
     def compensate(self) -> None:
         """Give the waiting jobs threads in place of those whose jobs overstay. Called now and then."""
         if self.waiting and self._count == len(self._began):
-            for _ in range(min(self.limit + self.overstaying() - self._count, len(self.waiting))):
+            for _ in range(min(self._room(), len(self.waiting))):
                 self._grow()
 
     def close(self) -> None:
@@ -70,14 +70,19 @@ class Threads(Turns[Job], Runner):
         try:
             door = self._idle.pop()
         except IndexError:
-            if self._count < self.limit:
+            if self._room() > 0:
                 self._grow()
         else:
             door.release()
 
     def begin_all(self) -> None:
-        for _ in range(min(len(self.waiting), len(self._idle) + self.limit - self._count)):
+        for _ in range(min(len(self.waiting), len(self._idle) + self._room())):
             self.begin_one()
+
+    def _room(self) -> int:
+        """How many threads may be added: a job that overstays does not count, whatever its thread does later."""
+        free = self.limit - self._count
+        return free if free > 0 else free + self.overstaying()
 
     def _running_for(self, seconds: float) -> int:
         limit = monotonic() - seconds
@@ -116,7 +121,7 @@ class Threads(Turns[Job], Runner):
             self.hand_in(job, began, more=bool(self.waiting))
             done += 1
             del job
-            if self._count > self.limit and not self.waiting:
+            if self._count > self.limit and not self.waiting and self._room() < 0:
                 break
         with self._lock:
             self._count -= 1

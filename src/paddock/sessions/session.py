@@ -455,13 +455,14 @@ class Session:
         """Whether this session makes room when the server is full."""
         if self.attachment is not None or self.is_awaited:
             return False
-        if self.door is Door.HTTP and (not self.went_on or self.episode.phase is Phase.DONE):
+        is_new = self.episode.phase is Phase.NEW
+        if self.door is Door.HTTP and not is_new and (not self.went_on or self.episode.phase is Phase.DONE):
             return True
         limits, idle = self._manager.limits, now - self.last_active
         if self.dropped_at is not None:
             return idle > limits.give_way_after
         # Nothing tells a client that crashed from an agent that thinks. Who never acted is not thinking.
-        return (self.door is Door.HTTP or self.episode.phase is Phase.NEW) and idle > limits.resume_window
+        return (self.door is Door.HTTP or is_new) and idle > limits.resume_window
 
     def close(self, reason: str) -> None:
         """End the session. Running work is cancelled, waiting work refused, the environment closed."""
