@@ -1,14 +1,21 @@
 """Tools: schemas from signature and docstring, hints, arguments."""
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel, Field
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel, Field, RootModel
 
 from paddock import ToolEnvironment, ToolReturn, tool
-from paddock.errors import ConfigError, InvalidToolArguments
-from paddock.tools import ToolSpec, parse_docstring
+from paddock.errors import ConfigError, InvalidToolArguments, ToolFailure
+from paddock.protocol.codec import encode
+from paddock.protocol.mcp import tool_result
+from paddock.sessions.blueprint import Blueprint
+from paddock.tools import ToolOptions, ToolSpec, parse_docstring
 
 
 class Point(BaseModel):
@@ -217,3 +224,139 @@ def test_async_is_noticed() -> None:
 )
 def test_docstrings(text: str | None, description: str, arguments: dict[str, str]) -> None:
     assert parse_docstring(text) == (description, arguments)
+
+
+# -- what is announced is what is sent ----------------------------------------------------------------
+
+
+class Named(BaseModel):
+    name: str = Field(alias="myName")
+
+
+class Node(BaseModel):
+    child: "Node | None" = None
+
+
+class Numbers(RootModel[list[int]]):
+    pass
+
+
+@dataclass
+class Spot:
+    x: int
+
+
+class Sending(ToolEnvironment):
+    @tool
+    def maybe(self) -> str | None:
+        return None
+
+    @tool
+    def maybe_object(self) -> dict[str, int] | None:
+        return {"a": 1}
+
+    @tool
+    def either(self) -> dict[str, int] | str:
+        return {"a": 1}
+
+    @tool
+    def recursive(self) -> Node:
+        return Node(child=Node())
+
+    @tool
+    def point(self) -> Spot:
+        return Spot(1)
+
+    @tool
+    def named(self) -> Named:
+        return Named(myName="x")
+
+    @tool
+    def numbers(self) -> Numbers:
+        return Numbers([1])
+
+    @tool
+    def scored(self) -> ToolReturn | str:
+        return "x"
+
+
+SENT: dict[str, Any] = {
+    "maybe": {"result": None},
+    "maybe_object": {"result": {"a": 1}},
+    "either": {"result": {"a": 1}},
+    "recursive": {"result": {"child": {"child": None}}},
+    "point": {"x": 1},
+    "named": {"name": "x"},
+    "numbers": {"result": [1]},
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_a_result_has_the_form_that_was_announced(name: str) -> None:
+    environment, spec = Sending(), Sending.tools[name]
+    sent = tool_result(environment.call_tool(name, {}), spec)["structuredContent"]
+    sent = json.loads(encode(sent))
+    assert sent == SENT[name]
+    assert spec.output_schema is not None
+    Draft202012Validator(spec.output_schema).validate(sent)
+
+
+def test_a_result_that_may_be_scored_announces_nothing() -> None:
+    assert Sending.tools["scored"].output_schema is None
+
+
+def of(function: Any) -> ToolSpec:
+    return ToolSpec(function, ToolOptions())
+
+
+def test_a_result_that_no_schema_describes_is_not_announced() -> None:
+    def later(self: Any) -> Callable[[], int]: ...
+
+    of(later).announce()
+    assert of(later).output_schema is None
+
+
+class Unknown:
+    pass
+
+
+def takes_any_class(self: Any, thing: Unknown) -> str: ...
+def takes_what_cannot_be_found(self: Any, thing: "Nowhere") -> str: ...  # type: ignore[name-defined] # noqa: F821
+def takes_all(self: Any, *things: int) -> str: ...
+def takes_by_position(self: Any, thing: int, /) -> str: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (takes_any_class, "JSON Schema"),
+        (takes_what_cannot_be_found, "Nowhere"),
+        (takes_all, "things"),
+        (takes_by_position, "by position"),
+    ],
+)
+def test_what_cannot_be_announced_is_refused_before_it_is_served(function: Any, told: str) -> None:
+    class Broken(ToolEnvironment):
+        broken = tool(function)
+
+    with pytest.raises(ConfigError, match=told) as refused:
+        Blueprint(Broken)
+    assert refused.value.hint
+
+
+def test_a_tool_is_a_plain_method() -> None:
+    with pytest.raises(ConfigError, match="plain method"):
+        type("Static", (ToolEnvironment,), {"odd": staticmethod(tool(lambda: 1))})
+    with pytest.raises(ConfigError, match="plain method"):
+        tool(classmethod(lambda cls: 1))
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_whatever_a_tool_raises_is_its_failure(error: BaseException) -> None:
+    class Raising(ToolEnvironment):
+        @tool
+        def leave(self) -> str:
+            raise error
+
+    with pytest.raises(ToolFailure, match=type(error).__name__):
+        Raising().call_tool("leave", {})

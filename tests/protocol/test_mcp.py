@@ -125,3 +125,38 @@ def test_discovery_names_the_stateless_revision_to_whoever_asks_plainly() -> Non
     assert mcp.STATELESS_VERSION in found["supportedVersions"]
     assert found["serverInfo"] == {"name": "n", "version": "v"}
     assert "tools" in found["capabilities"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"type": "resource", "resource": "cpu"},
+        {"type": "text", "text": None},
+        {"type": "resource_link", "uri": "file:///x"},
+        {"type": "image", "data": 1, "mimeType": "image/png"},
+        {"type": ["text"], "text": "x"},
+    ],
+)
+def test_data_that_only_looks_like_content_is_sent_as_data(data: dict[str, Any]) -> None:
+    [block] = mcp.tool_result(data)["content"]
+    assert (block["type"], json.loads(block["text"])) == ("text", data)
+
+
+def test_an_embedded_resource_is_content() -> None:
+    resource = {"type": "resource", "resource": {"uri": "file:///x", "text": "x"}}
+    assert mcp.tool_result(resource)["content"] == [resource]
+
+
+def test_nothing_optional_is_null_for_a_client_that_keeps_to_the_spec() -> None:
+    told = mcp.for_mcp(mcp.tool_result(None, Kit.tools["win"]))
+    assert "structuredContent" not in told
+    assert "structured_content" in told
+    listed_tools = mcp.for_mcp({"tools": [mcp.tool_listing(spec) for spec in Kit.tools.values()]})["tools"]
+    assert not [key for each in listed_tools for key, value in each.items() if value is None and key != "meta"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"), [("echo", "echo"), ("=?base64?w6Q=?=", "ä"), ("=?base64?!?=", "=?base64?!?=")]
+)
+def test_headers_say_what_ascii_cannot_in_base64(sent: str, said: str) -> None:
+    assert mcp.header_value(sent) == said

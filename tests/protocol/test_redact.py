@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.protocol.redact import MASK, redact
+from paddock.protocol.redact import MASK, redact, told
 
 SECRETS = [
     "password=hunter2",
@@ -67,3 +67,40 @@ def test_any_text_can_be_redacted(text: str) -> None:
 def test_long_text_is_redacted_in_no_time() -> None:
     assert redact("a" * 200_000 + "=") is not None
     assert redact("password" * 20_000) is not None
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "AKIAIOSFODNN7EXAMPLE",
+        "gsk_0123456789abcdefghij",
+        "AIzaSyA0123456789abcdefghijklmnopqrstuv",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-DEF_123",
+    ],
+)
+def test_keys_are_known_by_their_beginning(secret: str) -> None:
+    assert redact(f"refused {secret} today") == f"refused {MASK} today"
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("Authorization: ApiKey abcdef123456", "abcdef123456"),
+        ("{'authorization': 'abcdef123456'}", "abcdef123456"),
+        ("Bearer ab:cd:efgh", "ab:cd:efgh"),
+        ('Bearer "abcdefgh"', "abcdefgh"),
+        ("GET https://example.com/v1?key=abcdef123 failed", "abcdef123"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----", "MIIabc"),
+    ],
+)
+def test_what_stands_for_a_credential_is_masked(text: str, secret: str) -> None:
+    assert secret not in redact(text)
+
+
+def test_an_exception_that_cannot_speak_is_named() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert told(Silent()) == "Silent"
+    assert told(ValueError("token=abc123")) == f"ValueError: token={MASK}"

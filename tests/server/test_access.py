@@ -3,6 +3,10 @@
 from typing import Any
 
 import pytest
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from environments import Adder, Kit
 from paddock import create_app
@@ -242,3 +246,32 @@ def test_a_port_that_is_taken_is_a_clear_error() -> None:
 def test_a_port_that_cannot_be_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match="cannot listen"):
         bind("127.0.0.1", 99999)
+
+
+class OwnDoors(Adder):
+    @staticmethod
+    def http_routes() -> list[Any]:
+        async def talk(websocket: WebSocket) -> None:
+            await websocket.accept()
+            await websocket.send_text("secret")
+
+        return [WebSocketRoute("/own", talk)]
+
+    def list_splits(self) -> list[str]:
+        return ["train"]
+
+
+def test_sockets_of_an_authors_own_are_behind_the_token(serve: Serve) -> None:
+    server = serve(OwnDoors, access=Access(token="opens"))
+    with pytest.raises(InvalidStatus, match="401"):
+        connect(f"ws://127.0.0.1:{server.port}/own", proxy=None)
+    allowed = {"Authorization": "Bearer opens"}
+    with connect(f"ws://127.0.0.1:{server.port}/own", proxy=None, additional_headers=allowed) as ws:
+        assert ws.recv() == "secret"
+
+
+def test_without_a_page_nothing_below_its_path_is_open(serve_fast: Serve) -> None:
+    server = serve_fast(OwnDoors, access=Access(token="opens"), app={"env_name": "web"})
+    answer = server.http()("GET", "/web/splits")
+    assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert server.http()("GET", "/web/splits", Authorization="Bearer opens").status == 200

@@ -1,5 +1,6 @@
 """The HTTP routes: episodes, errors, tasks, what the server says about itself."""
 
+import asyncio
 import json
 import sqlite3
 import threading
@@ -10,8 +11,9 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from environments import Add, Adder, Alone, AsyncScripted, Did, Kit, Script, Scripted, SlowToBuild, Watched
-from paddock import Action, Environment, Observation, State
+from paddock import Action, Environment, Observation, State, create_app
 from paddock.envs.counter import Counter
+from paddock.errors import ConfigError
 from running import Serve, wait_until
 
 MIB = 1024 * 1024
@@ -692,3 +694,63 @@ def test_openenvs_arguments_are_taken() -> None:
         create_app(Adder, max_concurrent_envs=3, concurrency_config=ConcurrencyConfig())
     with pytest.raises(ValueError, match="concurrent"):
         create_app(Alone, max_concurrent_envs=3)
+
+
+class Sluggish(Adder):
+    def list_splits(self) -> list[str]:
+        time.sleep(1)
+        return ["train"]
+
+
+def test_task_methods_have_a_deadline(serve_fast: Serve) -> None:
+    answer = serve_fast(Sluggish, step_timeout=0.1).http()("GET", "/sluggish/splits")
+    assert (answer.status, answer.json["code"]) == (504, "STEP_TIMEOUT")
+
+
+# -- an application under loops that come and go ------------------------------------------------------
+
+
+async def requested(app: Any, method: str, path: str, document: Any = None, cookie: str = "") -> tuple[int, Any, str]:
+    """As a test client does: without a server, and without a lifespan."""
+    body = b"" if document is None else json.dumps(document).encode()
+    headers = [(b"host", b"testserver"), (b"content-type", b"application/json"), (b"cookie", cookie.encode())]
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": headers}
+    sent: list[Any] = []
+    waiting = asyncio.Event()
+
+    async def receive() -> Any:
+        if not waiting.is_set():
+            waiting.set()
+            return {"type": "http.request", "body": body}
+        await asyncio.sleep(60)
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    await app(scope, receive, send)
+    cookies = [value.decode() for name, value in sent[0]["headers"] if name == b"set-cookie"]
+    return sent[0]["status"], json.loads(sent[1]["body"]), "".join(cookies).partition(";")[0]
+
+
+def test_an_application_outlives_its_loops(lives: list[Watched]) -> None:
+    app, cookie = create_app(Adder), ""
+    for _ in range(3):
+        status, _, cookie = asyncio.run(requested(app, "POST", "/reset", {}, cookie))
+        assert status == 200
+        status, answer, _ = asyncio.run(requested(app, "POST", "/step", {"action": {"amount": 2}}, cookie))
+        assert (status, answer["observation"]["total"]) == (200, 2)
+    asyncio.run(requested(app, "GET", "/health"))
+    wait_until(lambda: all(life.closes == 1 for life in lives))
+
+
+def test_create_app_takes_what_openenvs_takes_for_its_page() -> None:
+    create_app(Adder, Add, gradio_builder=None, custom_tab_name="x", show_default_tab=True)
+    with pytest.raises(TypeError, match="nonsense"):
+        create_app(Adder, nonsense=1)
+    with pytest.raises(ConfigError, match="max_sessions is 0"):
+        create_app(Adder, max_concurrent_envs=0)
+
+
+def test_a_class_that_defines_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has no reset"):
+        create_app(type("Empty", (Environment,), {}))

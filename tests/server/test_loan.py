@@ -17,7 +17,7 @@ from odd_frames import ENDS, ODD, STEP, frame, total
 from paddock.server.fast import FastSocket
 from paddock.server.kernel import Looker
 from paddock.server.reading import By
-from paddock.sessions.loan import LONGEST_TURN
+from paddock.sessions.loan import LONGEST_TURN, ShortTurns
 from running import Running, Serve, wait_until
 from wire import PING, PONG, TEXT, RawSocket
 
@@ -556,3 +556,33 @@ def test_a_look_finds_what_a_poll_finds() -> None:
     for pair in ends:
         for end in pair:
             end.close()
+
+
+def test_short_turns_last_as_long_as_any_loan() -> None:
+    usual, turns = sys.getswitchinterval(), ShortTurns()
+    turns.begin()
+    turns.begin()
+    turns.end()
+    assert sys.getswitchinterval() == pytest.approx(LONGEST_TURN)
+    turns.end()
+    assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["lent together", "lent alone"])
+def test_a_step_that_hangs_slows_nobody_else(serve_fast: Serve, together: bool) -> None:
+    server = serve_fast(Scripted)
+    plain = '{"type":"step","data":{}}'
+    hanging = server.raw()
+    others = [server.raw()] if together else []
+    for ws in (hanging, *others):
+        for _ in range(20):
+            ws.send(plain)
+            ws.answer()
+    hanging.send('{"type":"step","data":{"hang":true}}')
+    time.sleep(0.3)
+    other = others[0] if together else server.raw()
+    began = time.monotonic()
+    for _ in range(100):
+        other.send(plain)
+        assert other.answer()["type"] == "observation"
+    assert time.monotonic() - began < 0.4

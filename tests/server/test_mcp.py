@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from environments import Adder, AsyncKit, Kit, Watched
+from environments import Adder, AsyncKit, Kit, SlowToBuild, Watched
 from paddock.envs.echo import Echo
 from paddock.server.ws import MOST_EARLY_FRAMES
 from running import Running, Serve, wait_until
@@ -635,3 +635,89 @@ def test_slow_tools_do_not_stall_the_server(serve_fast: Serve, lives: list[Watch
     assert server.http().rpc("tools/call", call("look"))["result"]["data"] == {"count": 0}
     assert time.monotonic() - started < 0.5
     lives[0].release.set()
+
+
+# -- the letter of the spec ---------------------------------------------------------------------------
+
+
+def nulls(value: Any, key: str = "") -> list[str]:
+    if isinstance(value, dict):
+        return [found for name, inner in value.items() for found in nulls(inner, name)]
+    if isinstance(value, list):
+        return [found for inner in value for found in nulls(inner, key)]
+    return [key] if value is None else []
+
+
+OPENENVS_OWN = {"meta", "structured_content", "data"}
+
+
+@pytest.mark.parametrize("kind", [Kit, Echo])
+def test_no_key_of_the_spec_is_null_for_an_mcp_client(serve_fast: Serve, kind: Any) -> None:
+    http = serve_fast(kind).http()
+    token = initialized(http)
+    tool_call = call("echo_message", message="x") if kind is Echo else call("fail", text="x")
+    for document in (("tools/list", {}), ("tools/call", tool_call)):
+        assert set(nulls(http.rpc(*document, Mcp_Session_Id=token))) <= OPENENVS_OWN
+
+
+def test_openenv_clients_find_all_their_keys(serve_fast: Serve) -> None:
+    [first, *_] = serve_fast(Kit).http().rpc("tools/list")["result"]["tools"]
+    assert first.keys() >= {"title", "icons", "execution", "annotations", "meta", "outputSchema"}
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+def test_a_revision_that_nobody_knows_is_refused(serve_fast: Serve, method: str, lives: list[Watched]) -> None:
+    http = serve_fast(Echo).http()
+    token = initialized(http)
+    document = rpc("tools/call", call("echo_message", message="x"))
+    answer = http(method, "/mcp", document, Mcp_Session_Id=token, MCP_Protocol_Version="1900-01-01")
+    assert (answer.status, answer.json["error"]["code"]) == (400, -32022)
+    known = http("POST", "/mcp", document, Mcp_Session_Id=token, MCP_Protocol_Version="2025-06-18")
+    assert known.json["result"]["data"] == "x"
+
+
+STATELESS = {"_meta": {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [{"Mcp_Method": "tools/list"}, {"Mcp_Name": "other"}, {"MCP_Protocol_Version": "2025-11-25"}],
+)
+def test_headers_and_request_must_agree(serve_fast: Serve, header: dict[str, str], lives: list[Watched]) -> None:
+    document = rpc("tools/call", {**call("add", amount=1), **STATELESS})
+    answer = serve_fast(Kit).http()("POST", "/mcp", document, **header)
+    assert (answer.status, answer.json["error"]["code"], answer.json["id"]) == (400, -32020, 1)
+    assert lives == []
+
+
+def test_an_unknown_method_is_not_found_in_the_stateless_revision(serve_fast: Serve) -> None:
+    http = serve_fast(Kit).http()
+    assert http("POST", "/mcp", rpc("nope", STATELESS)).status == 404
+    assert http("POST", "/mcp", rpc("nope")).status == 200
+
+
+@pytest.mark.parametrize("method", ["ping", "tools/list"])
+def test_a_sign_of_life_keeps_the_session(serve_fast: Serve, method: str) -> None:
+    server = serve_fast(Kit, session_timeout=0.6)
+    http = server.http()
+    token = initialized(http)
+    for _ in range(10):
+        time.sleep(0.15)
+        assert "result" in http.rpc(method, Mcp_Session_Id=token)
+
+
+def test_an_error_that_nobody_foresaw_is_an_answer(serve_fast: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    http = serve_fast(Kit).http()
+    monkeypatch.setattr("paddock.server.rpc.tools_of", lambda _: 1 / 0)
+    assert http.rpc("tools/list")["error"] == {
+        "code": -32603,
+        "message": "Internal error: ZeroDivisionError",
+        "data": None,
+    }
+
+
+def test_frames_before_the_session_are_bounded_in_bytes(serve: Serve) -> None:
+    ws = serve(SlowToBuild, message_bytes=1000, drain_grace=5).socket("/mcp")
+    for _ in range(4):
+        ws.connection.send('{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":"' + "x" * 500 + '"}}')
+    assert ws.end() == 1008

@@ -80,6 +80,39 @@ def test_messages_behind_an_open_in_the_same_frame_are_carried_out(serve: Serve)
     assert [one["type"] for one in found] == ["opened", "observation"]
 
 
+def test_messages_behind_an_open_that_is_refused_are_refused_too(serve: Serve) -> None:
+    ws = serve(Adder, max_sessions=1).socket("/ws?vector")
+    opened(ws, "a")
+    behind = [step("b", 1, amount=1), {"type": "cancel", "session": "b", "data": 1}, step("b", 2, amount=1)]
+    found = answers(ws, [{"type": "open", "session": "b"}, *behind], count=3)
+    assert [(one.get("id"), one["data"]["code"]) for one in found] == [
+        (None, "CAPACITY_REACHED"),
+        (1, "CAPACITY_REACHED"),
+        (2, "CAPACITY_REACHED"),
+    ]
+
+
+def test_more_messages_than_can_wait_behind_an_open_are_refused_as_busy(serve: Serve) -> None:
+    ws = serve(Adder).socket("/ws?vector")
+    found = answers(ws, [{"type": "open", "session": "a"}, *(step("a", n, amount=1) for n in range(1, 81))])
+    refused = [one["id"] for one in found if one["data"].get("kind") == "busy"]
+    carried_out = [one["id"] for one in found if one["type"] == "observation"]
+    assert (carried_out, refused) == (list(range(1, 65)), list(range(65, 81)))
+    assert answers(ws, [step("a", 81, amount=1)])[0]["data"]["observation"]["total"] == 65
+
+
+def test_larger_messages_than_can_wait_behind_an_open_are_refused_as_busy(serve: Serve) -> None:
+    server = serve(Scripted, max_sessions=1, message_bytes=100_000)
+    ws = server.socket("/ws?vector")
+    opened(ws, "a")
+    ws.send([{"type": "open", "session": "b", "queue_timeout": 5}])
+    ws.send([step("b", 1, value="x" * 60_000)])
+    (reply,) = answers(ws, [step("b", 2, value="x" * 60_000)])
+    assert (reply["id"], reply["data"]["kind"]) == (2, "busy")
+    found = answers(ws, [{"type": "close", "session": "a"}], count=2)
+    assert [one["type"] for one in found] == ["opened", "observation"]
+
+
 def test_a_full_server_refuses_only_who_is_too_many(serve: Serve) -> None:
     ws = serve(Adder, max_sessions=1).socket("/ws?vector")
     found = answers(ws, [{"type": "open", "session": key} for key in ("a", "b")])
@@ -132,6 +165,44 @@ def test_an_unknown_token_is_refused(serve: Serve) -> None:
     (reply,) = answers(ws, [{"type": "open", "session": "a", "resume": "nope"}])
     assert reply["data"]["kind"] == "not_found"
     assert opened(ws, "a")
+
+
+def open_as(key: str, token: str, **besides: Any) -> dict[str, Any]:
+    return {"type": "open", "session": key, "token": token, **besides}
+
+
+def test_an_open_that_is_repeated_finds_its_session(serve: Serve, lives: list[Watched]) -> None:
+    server = serve(Adder, max_sessions=1)
+    first = server.socket("/ws?vector")
+    token = f"{first.token}-mine"
+    (reply,) = answers(first, [open_as("a", token)])
+    assert reply["data"]["token"] == token
+    answers(first, [step("a", 1, amount=1)])
+    second = server.socket("/ws?vector")
+    answers(second, [open_as("b", token)])
+    assert answers(second, [step("b", 2, amount=1)])[0]["data"]["observation"]["total"] == 2
+
+
+def test_an_open_that_is_repeated_while_it_waits_takes_its_place(serve: Serve) -> None:
+    server = serve(Adder, max_sessions=1)
+    holder, first, second = (server.socket("/ws?vector") for _ in range(3))
+    opened(holder, "a")
+    token = f"{first.token}-mine"
+    first.send([open_as("a", token, queue_timeout=5), step("a", 1, amount=1)])
+    wait_until(lambda: server.health()["waiting"] == 1)
+    second.send([open_as("a", token, queue_timeout=5)])
+    assert [(one["data"]["kind"], one.get("id")) for one in first.receive()] == [("taken", None), ("taken", 1)]
+    holder.send([{"type": "close", "session": "a"}])
+    assert second.receive()[0]["data"]["token"] == token
+    assert server.health()["waiting"] == 0
+
+
+def test_a_token_that_leads_elsewhere_is_not_taken(serve: Serve) -> None:
+    ws = serve(Adder).socket("/ws?vector")
+    token = "ff" + str(ws.token)[2:]
+    (reply,) = answers(ws, [open_as("a", token)])
+    assert reply["type"] == "opened"
+    assert reply["data"]["token"] != token
 
 
 def test_a_running_step_is_cancelled_by_its_number(serve: Serve, lives: list[Watched]) -> None:

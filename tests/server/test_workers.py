@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from paddock.server.workers import SharedCount, Table
 from running import wait_until
 from wire import Answer, Http, RawSocket, Socket, open_socket
 
@@ -314,6 +315,35 @@ def test_vector_sessions_share_the_capacity(crew: Callable[..., Crew]) -> None:
     while len(found) < 5:
         found += ws.receive()
     assert sorted(one["type"] for one in found) == ["error"] * 2 + ["opened"] * 3
+
+
+def test_a_vector_session_whose_answer_was_lost_is_found_again(crew: Callable[..., Crew]) -> None:
+    server = crew(capacity=2)
+    for _ in range(4):
+        first = server.socket("/ws?vector")
+        token = f"{first.token}-mine"
+        asked = [{"type": "open", "session": "a", "token": token}]
+        (before,) = first.ask(asked)
+        first.connection.socket.shutdown(2)
+        second = server.socket("/ws?vector", Session_Resume=token)
+        (again,) = second.ask(asked)
+        assert (again["type"], again["data"]) == ("opened", before["data"])
+        second.connection.close()
+        wait_until(lambda: server.health()["sessions"] == 0)
+
+
+def test_a_place_in_line_does_not_rise() -> None:
+    table = Table(2)
+    here, there = SharedCount(table, 0, 1), SharedCount(table, 1, 1)
+    first, ours, later = (here.new_ticket() for _ in range(3))
+    there.publish(first, 1)
+    here.publish(ours, 1)
+    assert here.waiting_before(ours) == 1
+    there.publish(first, 2)
+    assert here.waiting_before(ours) == 1
+    there.publish(later, 1)
+    assert here.waiting_before(ours) == 0
+    table._lock_file.close()
 
 
 def test_a_detached_session_of_another_worker_gives_way(crew: Callable[..., Crew]) -> None:

@@ -171,10 +171,56 @@ async def test_who_leaves_just_as_the_slot_comes_lets_the_next_in(house: Any) ->
 async def test_a_session_that_nobody_dropped_does_not_give_way(house: Any, door: Door) -> None:
     one = house(Adder, max_sessions=1)
     session = await one.manager.open(door)
+    await one.dispatch.ask(session, Reset())
     one.clock.advance(1000)
     with pytest.raises(CapacityReached):
         await one.manager.open(Door.SOCKET)
     assert not session.closed
+
+
+async def test_an_http_session_that_is_about_to_begin_does_not_give_way(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    await one.manager.open(Door.HTTP)
+    with pytest.raises(CapacityReached):
+        await one.manager.open(Door.SOCKET)
+
+
+@pytest.mark.parametrize("door", [Door.CREATED, Door.MCP, Door.HTTP])
+async def test_a_session_that_never_acted_gives_way_after_a_minute(house: Any, door: Door) -> None:
+    one = house(Adder, max_sessions=1)
+    session = await one.manager.open(door)
+    one.clock.advance(59)
+    with pytest.raises(CapacityReached):
+        await one.manager.open(Door.SOCKET)
+    one.clock.advance(2)
+    assert await one.manager.open(Door.SOCKET)
+    assert session.closed
+
+
+async def test_an_http_episode_gives_way_after_a_minute_without_a_request(house: Any) -> None:
+    one = house(Adder, max_sessions=1)
+    session = await one.manager.open(Door.HTTP)
+    await one.dispatch.ask(session, Reset())
+    session.went_on = True
+    one.clock.advance(59)
+    session.heard_of()
+    one.clock.advance(59)
+    with pytest.raises(CapacityReached):
+        await one.manager.open(Door.SOCKET)
+    one.clock.advance(2)
+    assert await one.manager.open(Door.SOCKET)
+
+
+async def test_a_newcomer_waits_for_a_close_that_is_under_way(house: Any, lives: list[Watched]) -> None:
+    class Slow(Alone):
+        def close(self) -> None:
+            time.sleep(0.05)
+            super().close()
+
+    one = house(Slow, max_sessions=1)
+    for _ in range(5):
+        (await one.manager.open(Door.MCP)).close("its client left")
+    await until(lambda: all(life.closes for life in lives))
 
 
 async def test_a_dropped_session_gives_way_after_five_seconds(house: Any) -> None:
@@ -228,6 +274,7 @@ async def test_a_dropped_session_gives_way_to_the_queue(house: Any) -> None:
 async def test_an_http_episode_that_nobody_went_on_with_gives_way_at_once(house: Any) -> None:
     one = house(Adder, max_sessions=1)
     tentative = await one.manager.open(Door.HTTP)
+    await one.dispatch.ask(tentative, Reset())
     assert await one.manager.open(Door.SOCKET)
     assert tentative.closed
 
@@ -270,7 +317,7 @@ async def test_instances_of_a_class_that_cannot_share_never_overlap(house: Any, 
 
 async def test_room_is_made_without_overlap(house: Any, lives: list[Watched]) -> None:
     one = house(Alone, max_sessions=1)
-    await one.manager.open(Door.HTTP)
+    await one.dispatch.ask(await one.manager.open(Door.HTTP), Reset())
     await one.manager.open(Door.SOCKET)
     assert [life.closes for life in lives] == [1, 0]
 

@@ -206,3 +206,11 @@ async def test_courtesy_ends_where_threads_get_up_late_and_is_tried_again(monkey
     assert not after(1, delay=0.002, times=10)
     assert not after(courtesy.TRY_AGAIN - 1, delay=0)
     assert after(2, delay=0)
+
+
+def test_a_library_that_cannot_tell_the_scheduler_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("os.sched_getscheduler", refuse)
+    assert Courtesy().is_on is False

@@ -292,3 +292,26 @@ async def test_the_threads_that_there_are_do_the_work_of_those_that_cannot_be_ha
     assert threads.count == 1
     assert await asyncio.wait_for(threads.call(lambda: 3), 5) == 3
     threads.close()
+
+
+async def test_hung_jobs_hold_up_only_the_first_that_comes_behind_them() -> None:
+    threads, release = Threads(2), threading.Event()
+    for _ in range(2):
+        threads.submit(job(lambda: release.wait(20), []))
+    first = asyncio.create_task(threads.call(lambda: 1))
+    while not first.done():
+        await asyncio.sleep(0.05)
+        threads.compensate()
+    began = time.monotonic()
+    for _ in range(20):
+        assert await asyncio.wait_for(threads.call(lambda: 2), 2) == 2
+    assert time.monotonic() - began < 1
+    release.set()
+    threads.close()
+
+
+async def test_a_function_that_runs_out_of_items_comes_back_as_an_error() -> None:
+    threads = Threads(1)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await asyncio.wait_for(threads.call(lambda: next(iter(()))), 2)
+    threads.close()
