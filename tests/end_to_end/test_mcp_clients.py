@@ -1,8 +1,14 @@
 """Ordinary MCP clients use an environment's tools at /mcp, as they would use FastMCP's own server."""
 
+import asyncio
+import json
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from paddock.rollouts.agents.install import fetch_node, fetch_npm_tree
 
 from .messages import TAKES_A_MESSAGE
 from .processes import Server, run_client
@@ -20,6 +26,7 @@ CLIENTS = {
     "fastmcp, 2026-07-28": ("fastmcp", "fastmcp_client.py", "2026-07-28"),
 }
 INVALID_PARAMS = -32602
+TYPESCRIPT_SDK = "1.32.2"
 UNKNOWN_TOOL = [Matching("nope"), None, True]
 
 
@@ -64,3 +71,19 @@ def test_the_official_client_speaks_websocket_too(echo_server: Server) -> None:
         calls=[said("hi"), [Matching("hello"), {"message": "hello", "length": 5}, False]],
         unknown_tool={"refusal": INVALID_PARAMS, "after": said("hi")},
     )
+
+
+def test_the_typescript_client_lists_and_calls(echo_server: Server) -> None:
+    """It is stricter than those of Python: a null where a key may only be left out, and it refuses the answer."""
+    tree = asyncio.run(fetch_npm_tree("@modelcontextprotocol/sdk", TYPESCRIPT_SDK, print, timeout=120))
+    node = asyncio.run(fetch_node(print, timeout=120)) / "node"
+    script = Path(__file__).parent / "clients" / "typescript_client.mjs"
+    command = [str(node), str(script), str(tree / "node_modules"), f"{echo_server.url}/mcp"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "tools": ["echo_message", "echo_with_length"],
+        "said": [{"type": "text", "text": "hi"}],
+        "structured": {"message": "hello", "length": 5},
+        "unknown": INVALID_PARAMS,
+    }
