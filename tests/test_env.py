@@ -317,6 +317,12 @@ def test_tool_return_is_a_value() -> None:
 class Free(Environment):  # type: ignore[type-arg]
     """Takes any action."""
 
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Observation:
+        return Observation()
+
+    def step(self, action: Any) -> Observation:
+        return Observation()
+
 
 def routed(make: Any, **payload: Any) -> Any:
     return Blueprint(make).wire.parse_action(payload)

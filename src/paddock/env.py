@@ -2,8 +2,8 @@
 
 Methods may be plain or `async`. Everything OpenEnv puts on an environment class keeps its name and
 meaning here: `SUPPORTS_CONCURRENT_SESSIONS`, `REQUIRES_SINGLE_THREAD_EXECUTOR`, `reset_async`,
-`step_async`, `close`, `get_metadata`, `transform` and `rubric` with what applies them (`rubric.py`), and
-the task methods `list_splits`, `list_tasks`, `num_tasks`, `get_task`, `get_task_range`.
+`step_async`, `close`, `get_metadata`, `transform` and `rubric` (applied in `rubric.py`), and the task
+methods `list_splits`, `list_tasks`, `num_tasks`, `get_task`, `get_task_range`.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Environment(Rubrics, Generic[ActionT, ObservationT, StateT]):
     action_type: ClassVar[Any] = Action
     observation_type: ClassVar[Any] = Observation
     reset_observation_type: ClassVar[Any] = None
+    """What `reset` returns, if that is not `observation_type`."""
     state_type: ClassVar[Any] = State
 
     _types: ClassVar[tuple[Any, ...]] = (ActionT, ObservationT, StateT)  # type: ignore[misc]
@@ -68,6 +69,7 @@ class Environment(Rubrics, Generic[ActionT, ObservationT, StateT]):
         self.rubric = rubric
 
     def __init_subclass__(cls, **keywords: Any) -> None:
+        """Read the three types out of `Environment[Add, Total, State]`. One that the class sets itself wins."""
         super().__init_subclass__(**keywords)
         for base in vars(cls).get("__orig_bases__", ()):
             origin = get_origin(base)
@@ -75,8 +77,10 @@ class Environment(Rubrics, Generic[ActionT, ObservationT, StateT]):
                 # A class in between may leave some of the three open, and name them in another order.
                 given = dict(zip(origin.__parameters__, get_args(base), strict=False))  # type: ignore[attr-defined]
                 cls._types = tuple(given.get(written, written) for written in origin._types)
+        if "_types" not in vars(cls):
+            return
         for name, found in zip(("action_type", "observation_type", "state_type"), cls._types, strict=True):
-            if not isinstance(found, TypeVar) and "_types" in vars(cls) and name not in vars(cls):
+            if not isinstance(found, TypeVar) and name not in vars(cls):
                 setattr(cls, name, found)
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> ObservationT:
@@ -99,7 +103,7 @@ class Environment(Rubrics, Generic[ActionT, ObservationT, StateT]):
         """What `/metadata` shows."""
         name = type(self).__name__
         text = inspect.getdoc(type(self))
-        inherited = text == inspect.getdoc(Environment) or text == inspect.getdoc(ToolEnvironment)
+        inherited = text in (inspect.getdoc(Environment), inspect.getdoc(ToolEnvironment))
         return EnvironmentMetadata(name=name, description=text if text and not inherited else f"{name} environment")
 
 

@@ -28,6 +28,8 @@ class Proxy:
         self.cut_answers = 0
         """How many of the next answers are lost together with their connection."""
         self.swallow_answers = False
+        self.deaf = False
+        """Whether nothing is read of what clients send."""
         self.refuse = False
         self.refuse_after = 1_000_000
         """How many connections are taken before all others are refused."""
@@ -87,6 +89,8 @@ class Proxy:
                 pair.cut()
                 return
             pair.far.write(data)
+            while self.deaf and not pair.near.is_closing():
+                await asyncio.sleep(0.005)
         pair.far.close()
 
     async def _down(self, pair: Pair, reader: asyncio.StreamReader) -> None:

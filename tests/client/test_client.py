@@ -332,11 +332,24 @@ async def test_a_token_can_come_from_the_environment(serve: Serve, monkeypatch: 
         assert (await env.reset()).observation["total"] == 0
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "", "ws://127.0.0.1:1"])
-async def test_what_is_no_url_is_a_config_error(url: str) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:8000", "ftp://x", "", "ws://127.0.0.1:1", "http://", "http://x:99999", "http://x:0", "http://[::1"],
+)
+async def test_what_is_no_url_is_a_config_error(url: str, transport: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        Client(url)
+        Client(url, transport=transport)
     assert refused.value.hint
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+async def test_a_timeout_that_leaves_no_time_is_a_config_error(seconds: float) -> None:
+    for wrong in ({"connect": seconds}, {"request": seconds}):
+        with pytest.raises(ConfigError) as refused:
+            Timeouts(**wrong)
+        assert refused.value.hint
+    assert Timeouts(connect=None, request=None).request is None
 
 
 async def test_an_unknown_transport_is_a_config_error() -> None:
@@ -525,6 +538,18 @@ async def test_a_closed_client_says_so(serve: Serve) -> None:
     await env.close()
     with pytest.raises(ClientError, match="closed"):
         await asyncio.wait_for(env.step({"amount": 1}), 2)
+
+
+async def test_closing_does_not_wait_for_a_peer_that_does_not_read(
+    serve: Serve, through: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paddock.client.transports.link.HANG_UP_SECONDS", 0.1)
+    proxy = await through(serve(Scripted).port)
+    env = await Client.connect(proxy.url)
+    proxy.deaf = True
+    with pytest.raises(DeadlineExceeded):
+        await env.step({"value": "x" * 20_000_000}, timeout=0.3)
+    await asyncio.wait_for(env.close(), 2)
 
 
 async def test_closing_tells_whoever_waits(serve: Serve, lives: list[Watched]) -> None:

@@ -11,9 +11,11 @@ import pytest
 from environments import Add, Adder, Alone, AsyncScripted, Did, Kit, Scripted, SlowToBuild, Sum, Total, Watched
 from paddock import Action, Client, Environment, Observation, State, ToolEnvironment, tool
 from paddock.client.client import UnknownResetArgument
+from paddock.client.policy import Reconnect
 from paddock.client.transports import memory
 from paddock.errors import (
     ClientError,
+    ConfigError,
     DeadlineExceeded,
     EnvironmentFailure,
     FactoryError,
@@ -157,6 +159,17 @@ async def test_metadata_and_schema() -> None:
     async with Client(Adder) as env:
         assert "amount" in (await env.schema())["action"]["properties"]
         assert (await env.metadata())["name"] == "Adder"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"token": "x"}, {"headers": {"x": "y"}}, {"queue_timeout": 5}, {"reconnect": Reconnect()}, {"on_queue": print},
+     {"transport": "http"}],
+)  # fmt: skip
+async def test_options_that_have_no_effect_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(option))) as refused:
+        Client(Adder, **option)
+    assert refused.value.hint
 
 
 async def test_a_factory_that_fails_is_told() -> None:

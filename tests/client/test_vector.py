@@ -14,6 +14,7 @@ from paddock.config import Access
 from paddock.errors import (
     CapacityReached,
     ClientError,
+    ConfigError,
     ConnectFailed,
     DeadlineExceeded,
     EnvironmentFailure,
@@ -175,6 +176,28 @@ async def test_a_drop_does_not_lengthen_the_wait_in_line(serve: Serve, through: 
             await asyncio.wait_for(waiting, 0.6)
 
 
+async def test_an_answer_to_open_that_is_lost_costs_no_slot(serve: Serve, through: Any, lives: list[Watched]) -> None:
+    proxy = await through(serve(Adder, max_sessions=4).port)
+    proxy.cut_answers = 1
+    async with vector(proxy.url, 4) as envs:
+        assert totals(await envs.reset_all()) == [0] * 4
+        assert len({lane.token for lane in envs._lanes}) == 4
+    assert proxy.connections == 2
+    assert len(lives) == 4
+
+
+async def test_closing_does_not_wait_for_a_peer_that_does_not_read(
+    serve: Serve, through: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paddock.client.transports.link.HANG_UP_SECONDS", 0.1)
+    proxy = await through(serve(Scripted).port)
+    envs = vector(proxy.url, 2)
+    await envs.open()
+    proxy.deaf = True
+    assert totals(await envs.step({0: {"value": "x" * 20_000_000}}, timeout=0.3)) == [DeadlineExceeded]
+    await asyncio.wait_for(envs.close(), 2)
+
+
 async def _total(envs: VectorClient) -> list[Any]:
     async with envs:
         return totals(await envs.reset_all())
@@ -284,6 +307,9 @@ async def test_wrong_counts_are_clear_errors(serve: Serve) -> None:
             await envs.reset_all(seeds=[1])
     with pytest.raises(ClientError):
         VectorClient("http://127.0.0.1:9", 0)
+    for target in ("http://127.0.0.1:99999", Adder):
+        with pytest.raises(ConfigError):
+            VectorClient(target, 1)  # type: ignore[arg-type]
 
 
 async def test_nobody_there_is_a_clear_error() -> None:

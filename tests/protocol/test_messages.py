@@ -315,6 +315,12 @@ def test_a_batch_is_a_list_of_messages() -> None:
     assert [message.type for message in batch] == ["open", "step"]
 
 
+@pytest.mark.parametrize("token", ["", "0" * 31, "0" * 201, "0" * 32 + " ", "ü" * 32])
+def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused(token: str) -> None:
+    with pytest.raises(InvalidMessage):
+        WIRE.parse_batch(json.dumps([{"type": "open", "session": "a", "token": token}]))
+
+
 def test_open_is_for_batches_only() -> None:
     assert isinstance(refusal('{"type":"open","session":"a"}'), UnknownType)
 

@@ -38,13 +38,15 @@ if TYPE_CHECKING:
 
 ObservationT = TypeVar("ObservationT")
 KNOWN_TO_ALL = frozenset(("seed", "episode_id"))
+SERVER_ERROR = -32000
+"""The first of the numbers that JSON-RPC leaves to servers."""
 BY_NUMBER: dict[Any, type[PaddockError]] = {
     jsonrpc.PARSE_ERROR: ServerError,
     jsonrpc.INVALID_REQUEST: SessionError,
     jsonrpc.METHOD_NOT_FOUND: ServerError,
-    -32000: ServerError,
+    SERVER_ERROR: ServerError,
 }
-"""What a JSON-RPC error is if only its number tells. Our requests are well formed: it is the session that refuses."""
+"""For servers that give only a number. INVALID_REQUEST means the session refused: our requests are well formed."""
 
 
 class UnknownResetArgument(UserWarning):
@@ -77,42 +79,26 @@ class Client(Generic[ObservationT]):
         self._reset_observation: Any = observation
         self._state: Any = state
         self._calls = itertools.count(1)
-        self._asked_about_reset = False
-        """Whether we know what arguments `reset` takes."""
         self._reset_takes: frozenset[str] | None = None
-        """These; None if it takes any."""
-        if not isinstance(target, str):
-            self._transport = self._in_memory(target)
-            return
-        if not target.startswith(("http://", "https://")):
-            raise ConfigError(f"{target!r} is no URL", hint="give http://host:port, or an environment class")
-        given = {**authorization(token), **(headers or {})}
-        if transport == "ws":
-            from paddock.client.transports.ws import WebSocketTransport
-
-            self._transport = WebSocketTransport(
-                target, headers=given, timeouts=self.timeouts, reconnect=reconnect,
-                queue_timeout=queue_timeout, on_queue=on_queue,
-            )  # fmt: skip
-            if reconnect is not None and reconnect.replay:
-                from paddock.client.replay import ReplayTransport
-
-                self._transport = ReplayTransport(self._transport)
-        elif transport == "http":
-            from paddock.client.transports.http import HttpTransport
-
-            self._transport = HttpTransport(target, headers=given, timeouts=self.timeouts)
-        elif isinstance(transport, str):
-            raise ConfigError(f"no transport is called {transport!r}", hint="use ws or http")
+        """Names that `reset` takes; None if any. Known once `_asked_about_reset`."""
+        self._asked_about_reset = False
+        self._transport: Transport
+        if isinstance(target, str):
+            given = {**authorization(token), **(headers or {})}
+            self._transport = _transport_for(
+                target, transport, given, self.timeouts, reconnect, queue_timeout=queue_timeout, on_queue=on_queue
+            )
         else:
-            self._transport = transport
+            _refuse_in_memory(
+                token=token, headers=headers, reconnect=reconnect, queue_timeout=queue_timeout, on_queue=on_queue,
+                transport=None if transport == "ws" else transport,
+            )  # fmt: skip
+            self._transport = self._in_memory(target)
 
     @classmethod
     async def connect(cls, target: str | Callable[[], Any], **options: Any) -> Self:
         """A client that is connected already. Raises ConnectFailed."""
-        client = cls(target, **options)
-        await client._transport.open()
-        return client
+        return await cls(target, **options).__aenter__()
 
     async def __aenter__(self) -> Self:
         await self._transport.open()
@@ -129,9 +115,7 @@ class Client(Generic[ObservationT]):
         """Begin a new episode, also after the last one was lost."""
         limit = self.timeouts.request if timeout is None else timeout
         if unusual := arguments.keys() - KNOWN_TO_ALL:
-            began = monotonic()
-            await self._warn_of_unknown(unusual, limit)
-            limit = None if limit is None else max(0.0, limit - (monotonic() - began))
+            limit = await self._warn_of_unknown(unusual, limit)
         reply = await self._transport.request({"type": "reset", "data": arguments}, limit)
         return self._result(reply["data"], self._reset_observation)
 
@@ -219,8 +203,12 @@ class Client(Generic[ObservationT]):
             self._state = self._state or blueprint.state_type
         return transport
 
-    async def _warn_of_unknown(self, given: set[str], timeout: float | None) -> None:
-        """Say which arguments the environment does not know, where the server publishes what it knows."""
+    async def _warn_of_unknown(self, given: set[str], timeout: float | None) -> float | None:
+        """Say which arguments the environment does not know, where the server publishes what it knows.
+
+        Returns what is left of the time.
+        """
+        began = monotonic()
         if not self._asked_about_reset:
             try:
                 async with asyncio.timeout(timeout):
@@ -238,6 +226,7 @@ class Client(Generic[ObservationT]):
                     UnknownResetArgument,
                     stacklevel=3,
                 )
+        return None if timeout is None else max(0.0, timeout - (monotonic() - began))
 
 
 def result_of(data: dict[str, Any]) -> StepResult[Any]:
@@ -245,6 +234,46 @@ def result_of(data: dict[str, Any]) -> StepResult[Any]:
     fields = data["observation"]
     metadata = data.get("metadata") or fields.get("metadata") or {}
     return StepResult(fields, data.get("reward"), bool(data.get("done")), metadata)
+
+
+def _transport_for(
+    url: str,
+    wanted: Transport | str,
+    headers: dict[str, str],
+    timeouts: Timeouts,
+    reconnect: Reconnect | None,
+    *,
+    queue_timeout: float | None,
+    on_queue: Callable[[int], None] | None,
+) -> Transport:
+    """The way to a server. Each kind is imported when it is wanted."""
+    if not isinstance(wanted, str):
+        return wanted
+    if wanted == "http":
+        from paddock.client.transports.http import HttpTransport
+
+        return HttpTransport(url, headers=headers, timeouts=timeouts)
+    if wanted != "ws":
+        raise ConfigError(f"no transport is called {wanted!r}", hint="use ws or http")
+    from paddock.client.transports.ws import WebSocketTransport
+
+    socket = WebSocketTransport(
+        url, headers=headers, timeouts=timeouts, reconnect=reconnect, queue_timeout=queue_timeout, on_queue=on_queue
+    )
+    if reconnect is None or not reconnect.replay:
+        return socket
+    from paddock.client.replay import ReplayTransport
+
+    return ReplayTransport(socket)
+
+
+def _refuse_in_memory(**options: Any) -> None:
+    """Raises ConfigError for options that would have no effect without a server."""
+    if useless := [name for name, value in options.items() if value is not None]:
+        raise ConfigError(
+            f"an environment in memory has no use for {', '.join(useless)}",
+            hint="leave that out, or give the URL of a server instead of a class",
+        )
 
 
 def _as_model(kind: type[BaseModel], fields: dict[str, Any], what: str) -> BaseModel:

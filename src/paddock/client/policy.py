@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paddock.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -16,6 +18,11 @@ class Timeouts:
     connect: float | None = 10.0
     request: float | None = 600.0
     """For the answer to a reset, step, state or tool call, connecting and reconnecting included."""
+
+    def __post_init__(self) -> None:
+        for name, seconds in (("connect", self.connect), ("request", self.request)):
+            if seconds is not None and not seconds > 0:
+                raise ConfigError(f"a timeout of {seconds} s ({name}) leaves no time", hint="None waits for ever")
 
 
 @dataclass(frozen=True, slots=True)

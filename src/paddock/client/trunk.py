@@ -6,6 +6,7 @@ Knows the frames of `/ws?vector`, and nothing of who steps which session.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -66,13 +67,19 @@ class Lane:
     )  # fmt: skip
 
     def __init__(
-        self, key: str, trunk: Trunk | None, lease: str | None = None, queue_timeout: float | None = None
+        self,
+        key: str,
+        trunk: Trunk | None,
+        lease: str | None = None,
+        queue_timeout: float | None = None,
+        token: str | None = None,
     ) -> None:
         self.key = key
         self.trunk = trunk
         """The connection that carries it; None if there is none for it."""
         self.lease = lease
-        self.token: str | None = None
+        self.token = token
+        """Our own choice, if the server takes one: so we know it even if the answer to `open` is lost."""
         loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = loop.create_future()
         self._queues_until = None if queue_timeout is None else loop.time() + queue_timeout
@@ -84,9 +91,12 @@ class Lane:
 
     def opening(self) -> dict[str, Any]:
         """The message that asks for the session, or for its return."""
-        known: dict[str, Any] = {"resume": self.token} if self.token else {"lease": self.lease}
-        if self.token is None and self._queues_until is not None:
-            known["queue_timeout"] = max(0.0, self._queues_until - asyncio.get_running_loop().time())
+        if self.opened.done():
+            known: dict[str, Any] = {"resume": self.token}
+        else:
+            known = {"token": self.token, "lease": self.lease}
+            if self._queues_until is not None:
+                known["queue_timeout"] = max(0.0, self._queues_until - asyncio.get_running_loop().time())
         told = {name: value for name, value in known.items() if value is not None}
         return {"type": "open", "session": self.key, **told}
 
@@ -121,6 +131,8 @@ class Trunk:
         self._link: Link | None = None
         self._returning: asyncio.Task[None] | None = None
         self._closed = False
+        self._tokens_begin: str | None = None
+        """With what the tokens that we choose have to begin; None if the server chooses them."""
         self.lanes: dict[str, Lane] = {}
         self.host: str | None = None
         """Which host of a cluster answers, if it is one."""
@@ -141,6 +153,7 @@ class Trunk:
             raise ClientError("the client was closed")
         self._link = link
         self.host = link.headers.get("Paddock-Host")
+        self._tokens_begin = link.headers.get("Session-Id")
         if link.is_lost:
             self._link = None
             raise self.refused or ConnectFailed("the server hung up at once", hint="is it shutting down?")
@@ -164,7 +177,10 @@ class Trunk:
         """Open a session for each key, in the slot of its lease if it has one. A refused one carries its error."""
         wanted, lanes = list(zip_longest(keys, leases)), []
         for start in range(0, len(wanted), OPEN_BATCH):
-            batch = [Lane(key, self, lease, queue_timeout) for key, lease in wanted[start : start + OPEN_BATCH]]
+            batch = [
+                Lane(key, self, lease, queue_timeout, self._new_token())
+                for key, lease in wanted[start : start + OPEN_BATCH]
+            ]
             lanes += batch
             self.lanes |= {lane.key: lane for lane in batch}
             self.send([lane.opening() for lane in batch])
@@ -198,10 +214,12 @@ class Trunk:
             self._returning.cancel()
         link, self._link = self._link, None
         if link is not None and not link.is_lost:
-            link.close()
-            await link.wait_lost()
+            await link.leave()
         for lane in self.lanes.values():
             lane.fail(ClientError("the client was closed"))
+
+    def _new_token(self) -> str | None:
+        return None if self._tokens_begin is None else f"{self._tokens_begin}-{secrets.token_hex(16)}"
 
     def _written(self, messages: list[dict[str, Any]]) -> bytes:
         """A frame of messages. One that JSON cannot express is left out, and its session is told."""

@@ -15,6 +15,7 @@ from paddock.client.client import Client
 from paddock.client.outgoing import authorization, fields_of
 from paddock.client.policy import Reconnect, Timeouts
 from paddock.client.spread import Spread, is_no_door
+from paddock.client.transports.address import server_url
 from paddock.client.transports.link import socket_address
 from paddock.client.trunk import OPEN_BATCH, Lane, Result, Round, Trunk, result_in
 from paddock.errors import ClientError, DeadlineExceeded, InvalidMessage, PaddockError
@@ -39,7 +40,7 @@ class VectorClient:
     ) -> None:
         if sessions < 1 or connections < 1:
             raise ClientError("a vector needs at least one session and one connection")
-        self.url = url.rstrip("/")
+        self.url = server_url(url)
         self.sessions = sessions
         self.timeouts = timeouts or Timeouts()
         self._reconnect = reconnect or Reconnect()

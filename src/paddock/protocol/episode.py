@@ -1,7 +1,7 @@
 """What may be asked of an episode, and when.
 
 The requests are the whole vocabulary of Paddock: each transport translates its messages into them.
-`NEXT` says which request is allowed in which phase: every one, until the session is closed.
+`NEXT` says to which phase each request leads. All of them are allowed until the session is closed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Request = Reset | Step | GetState | ListTools | CallTool
 
 
 class Phase(IntEnum):
-    """An integer, because every step looks it up and a plain Enum hashes slowly."""
+    """Where an episode stands. An integer: every step looks it up, and a plain Enum hashes slowly."""
 
     NEW = 0
     RUNNING = 1
@@ -105,6 +105,7 @@ class Episode:
         if done:
             self.phase = Phase.DONE
         elif self.phase is Phase.NEW:
+            # The short ways of a plain step (`Session.step_now`, `step_aside`) do not come through `accept`.
             self.phase = Phase.RUNNING
 
     def close(self) -> None:

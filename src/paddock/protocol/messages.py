@@ -85,6 +85,9 @@ class OpenMessage(Envelope):
     type: Literal["open"]
     resume: str | None = None
     """Token of a session to return to; without it a new one is opened."""
+    token: str | None = Field(default=None, pattern=r"^[0-9A-Za-z-]{32,200}$")
+    """What the client wants as the token of the new session, as hard to guess as ours. If the answer is lost, the
+    same `open` again returns to the session that the first one made."""
     queue_timeout: float | None = Field(default=None, ge=0)
     lease: str | None = None
     """A slot that the door of a cluster has taken for this session."""

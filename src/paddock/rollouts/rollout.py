@@ -2,8 +2,8 @@
 
     install → sandbox → setup → agent → verifier → done
 
-Each stage has a deadline of its own. Whatever happens in one, the next line of the story is the same:
-sandboxes are closed, every call is in the store, and one outcome is written.
+Each stage has a deadline of its own. Whatever happens in a stage, the end is the same: sandboxes are
+closed, every call is in the store, and one outcome is written.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ PORT = 7000
 """Where the model is, inside every sandbox."""
 LOG_BYTES = 16 * 1024
 MOST_TOLD = 20_000
+"""So many events of an agent are kept."""
 KEPT_BYTES = 512 * 1024 * 1024
 KEPT_TASK_BYTES = 32 * 1024 * 1024
+"""Larger work folders, and larger files of a task, are not kept in the store."""
 NOT_FOUND = (126, 127)
 """How a shell, and our supervisor, say that a program could not be run."""
 ABORT_GRACE = 0.5
@@ -72,7 +74,7 @@ LEVELS = (Level.TEXT, Level.LOGPROBS, Level.TOKENS)
 
 
 class Rollout:
-    """Run it once. `record` tells at any time where it stands; `on_change` is called when it moves."""
+    """One rollout. Call `run` once; `record` tells where it stands, and `on_change` is called when it moves."""
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ class Rollout:
         return self.record
 
     async def end_like(self, other: RolloutRecord) -> RolloutRecord:
-        """End it in place of `run`: what ended another rollout would end this one too. Raises StoreError."""
+        """Instead of `run`: record the outcome of `other`, which would be this one's too. Raises StoreError."""
         assert other.outcome is not None
         self._describe()
         await self._store.run(self._store.begin, self.record)
@@ -321,7 +323,7 @@ class Rollout:
         return Outcome.OK, None
 
     def _broke_down(self, ended: AgentExit) -> bool:
-        """Without a single call, a program that must make some did not work, and one that was not found neither."""
+        """Whether an agent without a single good call must make some, or could not be started."""
         if any(call.ok for call in self.calls):
             return False
         return self.plan.agent.must_call or ended.exit_code in NOT_FOUND
@@ -403,6 +405,7 @@ class Rollout:
         await self._store.run(self._store.finish, self.record)
         self._store.aborts.settle(self.id)
         self._changed("outcome", {"outcome": self.record.outcome, "reward": self.record.reward})
+        # That event is written after the record is final.
         if self._writes:
             await asyncio.wait(self._writes)
 
@@ -428,7 +431,7 @@ class Rollout:
             self._changed("warning", {"warning": f"the agent told more than {MOST_TOLD} events; the rest is dropped"})
 
     def _changed(self, kind: str, data: dict[str, Any]) -> None:
-        """Write an event behind the back of whoever reports it, and tell the one who watches."""
+        """Write an event without making its reporter wait, and tell the one who watches."""
         for work in (
             self._store.run(self._store.add_event, self.id, Event(time.time(), kind, data)),
             self._store.run(self._store.update, self.record),
@@ -446,7 +449,7 @@ class Rollout:
 
 
 def keeps_all_out(error: PaddockError) -> bool:
-    """Whether it is the same for all: nothing answers there, and not that it is full or failed this once."""
+    """Whether every rollout would meet it: nothing answers there. One failure, or a full place, does not count."""
     return isinstance(error, ConnectFailed) or bool(error.data.get("keeps_all_out"))
 
 

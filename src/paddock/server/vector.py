@@ -2,16 +2,27 @@
 
 Every message names its session. Answers that are ready together leave in one frame; a slow, failing
 or refused session delays nobody else's answer.
+
+A client may choose the token of a session that it opens. It begins with the one of the handshake, and so leads back
+to this process; a repeated `open` then finds what the first has made, although its answer was lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from pydantic_core import from_json
 
-from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, SessionNotFound
+from paddock.errors import (
+    InvalidJSON,
+    InvalidMessage,
+    PaddockError,
+    SessionBusy,
+    SessionNotFound,
+    SessionTaken,
+)
 from paddock.protocol import messages
 from paddock.protocol.codec import encode
 from paddock.protocol.messages import CancelMessage, CloseMessage, Message, OpenMessage
@@ -19,7 +30,7 @@ from paddock.server.ws import (
     INVALID_TEXT,
     RESTART,
     Socket,
-    is_new,
+    admit,
     is_utf8,
     refusal,
     request_in,
@@ -30,6 +41,7 @@ from paddock.sessions.session import LATER, Door, Session
 
 if TYPE_CHECKING:
     from paddock.server.service import Service
+    from paddock.sessions.manager import SessionManager
     from paddock.sessions.work import Work
 
 
@@ -40,14 +52,16 @@ MOST_EARLY = 64
 class Lane:
     """One session's share of a vector connection."""
 
-    __slots__ = ("conversation", "early", "key", "opening", "session")
+    __slots__ = ("__weakref__", "asked", "conversation", "early", "key", "opening", "session")
 
-    def __init__(self, conversation: VectorConversation, key: str) -> None:
+    def __init__(self, conversation: VectorConversation, asked: OpenMessage, key: str) -> None:
         self.conversation = conversation
+        self.asked = asked
         self.key = key
         self.session: Session | None = None
         self.opening: asyncio.Task[None] | None = None
         self.early: list[Message] = []
+        """What came before the session was open."""
 
     def send(self, frame: bytes) -> None:
         self.conversation.queue(frame)
@@ -70,15 +84,24 @@ class Lane:
         session.send(frame)
 
 
+OPENING: WeakValueDictionary[str, Lane] = WeakValueDictionary()
+"""By the token that its client chose: the last lane that asked for it."""
+
+
 class VectorConversation:
     """One socket and its lanes."""
-
-    token = None
 
     def __init__(self, service: Service, socket: Socket) -> None:
         self.service = service
         self.socket = socket
+        self.token = service.manager.new_token()
+        """No session's, but leads to this process, as do those that begin with it."""
         self.lanes: dict[str, Lane] = {}
+        self._early_messages = 0
+        self._early_bytes = 0
+        """The size of the frames that brought them."""
+        self._frame_bytes = 0
+        """The size of the present frame, until it counts among those."""
         self._outbox: list[bytes] = []
         self._flushing = False
         self._over = False
@@ -86,9 +109,10 @@ class VectorConversation:
     # -- what the transport calls -----------------------------------------------------------------
 
     def begin(self) -> None:
-        self.service.manager  # noqa: B018 - starts the service where ASGI runs no lifespan
+        """There is nothing to begin: every session is asked for by itself."""
 
     def receive(self, raw: bytes) -> None:
+        self._frame_bytes = len(raw)
         try:
             batch = self.service.blueprint.wire.parse_batch(raw)
         except InvalidJSON as error:
@@ -110,6 +134,7 @@ class VectorConversation:
         for lane in lanes.values():
             if lane.opening is not None:
                 lane.opening.cancel()
+                lane.opening = None
             if lane.session is not None and clean:
                 lane.session.close("its client left")
             elif lane.session is not None:
@@ -127,8 +152,8 @@ class VectorConversation:
             self._open(key, message)
             return
         lane = self.lanes.get(key)
-        if lane is not None and lane.opening is not None and len(lane.early) < MOST_EARLY:
-            lane.early.append(message)
+        if lane is not None and lane.opening is not None:
+            self._receive_early(lane, message)
             return
         session = lane.session if lane is not None else None
         if lane is None or session is None:
@@ -136,7 +161,7 @@ class VectorConversation:
             self.queue(messages.write_error(missing, message.id, key))
             return
         number = message.id
-        if number is not None and not is_new(session, number, self.queue, key):
+        if number is not None and not admit(session, number, self.queue, key):
             return
         if message.type == "step" and (answer := session.step_now(message.data)) is not LATER:
             frame = write_step(answer, number, key)
@@ -149,6 +174,25 @@ class VectorConversation:
             self._receive_other(lane, session, message)
         else:
             self.service.dispatch.submit(session, request, lane.answer, number=number, timeout=message.timeout_s)
+
+    def _receive_early(self, lane: Lane, message: Message) -> None:
+        """Messages that arrive before their session is there wait for it."""
+        size = self._early_bytes + self._frame_bytes
+        if len(lane.early) >= MOST_EARLY or size > self.service.config.limits.message_bytes:
+            busy = SessionBusy("too much waits for this session to open already", hint="await the answer to open")
+            self.queue(messages.write_error(busy, message.id, lane.key))
+            return
+        lane.early.append(message)
+        self._early_messages += 1
+        self._early_bytes, self._frame_bytes = size, 0
+
+    def _early_of(self, lane: Lane) -> list[Message]:
+        """What waited for the session, which does so no more."""
+        early, lane.early = lane.early, []
+        self._early_messages -= len(early)
+        if not self._early_messages:
+            self._early_bytes = 0
+        return early
 
     def _receive_other(self, lane: Lane, session: Session, message: Message) -> None:
         if isinstance(message, CloseMessage):
@@ -197,21 +241,14 @@ class VectorConversation:
             error = InvalidMessage("Invalid message", hint=f"session {key!r} is open already", errors=[])
             self.queue(messages.write_error(error, message.id, key))
             return
-        lane = self.lanes[key] = Lane(self, key)
-        lane.opening = self.service.spawn(self._find_or_make(lane, message))
+        lane = self.lanes[key] = Lane(self, message, key)
+        lane.opening = self.service.spawn(self._begin_lane(lane))
 
-    async def _find_or_make(self, lane: Lane, message: OpenMessage) -> None:
-        manager = self.service.manager
+    async def _begin_lane(self, lane: Lane) -> None:
         try:
-            if message.resume is not None:
-                session = manager.find(message.resume)
-                manager.metrics.sessions_resumed += 1
-            else:
-                session = await manager.open(Door.SOCKET, wait=message.queue_timeout, lease=message.lease)
-                session.resumable = True
+            session = await self._find_or_make(lane)
         except Exception as error:
-            self.lanes.pop(lane.key, None)
-            self.queue(messages.write_error(refusal(error), message.id, lane.key))
+            self._refuse(lane, refusal(error))
             return
         lane.opening = None
         if self._over:
@@ -220,9 +257,38 @@ class VectorConversation:
         lane.session = session
         session.attach(lane)
         self.queue(messages.write_opened({"token": session.token, "session_id": session.id}, lane.key))
-        early, lane.early = lane.early, []
-        for waiting in early:
+        for waiting in self._early_of(lane):
             self._receive_message(waiting)
+
+    async def _find_or_make(self, lane: Lane) -> Session:
+        manager, asked = self.service.manager, lane.asked
+        chosen = asked.token if asked.token and _keeps(manager, asked.token) else None
+        known = asked.resume or (chosen if chosen and manager.knows(chosen) else None)
+        if known is not None:
+            session = manager.find(known)
+            manager.metrics.sessions_resumed += 1
+            return session
+        if chosen is not None:
+            before = OPENING.get(chosen)
+            if before is not None and before.opening is not None:
+                before.conversation.give_up(before)
+            OPENING[chosen] = lane
+        session = await manager.open(Door.SOCKET, token=chosen, wait=asked.queue_timeout, lease=asked.lease)
+        session.resumable = True
+        return session
+
+    def give_up(self, lane: Lane) -> None:
+        """Its client asks for the same session again: who asked first is probably gone."""
+        if lane.opening is not None:
+            lane.opening.cancel()
+        self._refuse(lane, SessionTaken("the session was asked for again elsewhere"))
+
+    def _refuse(self, lane: Lane, error: PaddockError) -> None:
+        """There will be no session: tell who asked for it, and who already asked something of it."""
+        self.lanes.pop(lane.key, None)
+        for message in (lane.asked, *self._early_of(lane)):
+            if not isinstance(message, CloseMessage | CancelMessage):
+                self.queue(messages.write_error(error, message.id, lane.key))
 
     # -- answers ----------------------------------------------------------------------------------
 
@@ -246,3 +312,8 @@ class VectorConversation:
         self._send_outbox()
         if self.service.manager.is_draining() and not self.lanes:
             self.socket.close(RESTART, "the server is shutting down")
+
+
+def _keeps(manager: SessionManager, token: str) -> bool:
+    """Whether who asks for the session of this token is led here."""
+    return token.startswith(f"{manager.worker:02x}" if manager.host is None else f"{manager.host}-")

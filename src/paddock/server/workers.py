@@ -106,6 +106,8 @@ class SharedCount:
         self.capacity = capacity
         self._table = table
         self._worker = worker
+        self._lowest_before: dict[int, int] = {}
+        """The least that `waiting_before` has told, by ticket: nobody can get ahead of one who waits."""
 
     def take(self, ticket: int | None = None) -> bool:
         table = self._table
@@ -127,15 +129,22 @@ class SharedCount:
             return self._table.next_ticket()
 
     def publish(self, first: int | None, waiting: int) -> None:
-        self._table.put(self._worker, FIRST, first or 0)
-        self._table.put(self._worker, WAITING, waiting)
+        with self._table.locked():
+            self._table.put(self._worker, FIRST, first or 0)
+            self._table.put(self._worker, WAITING, waiting)
+        told = self._lowest_before
+        self._lowest_before = {ticket: told[ticket] for ticket in told if first is not None and ticket >= first}
 
     def waiting_before(self, ticket: int) -> int:
-        return sum(
-            self._table.get(other, WAITING)
-            for other in range(self._table.workers)
-            if other != self._worker and 0 < self._table.get(other, FIRST) < ticket
-        )
+        """At most so many: where somebody waits ahead of `ticket`, those who came after it count too."""
+        with self._table.locked():
+            before = sum(
+                self._table.get(other, WAITING)
+                for other in range(self._table.workers)
+                if other != self._worker and 0 < self._table.get(other, FIRST) < ticket
+            )
+        self._lowest_before[ticket] = min(before, self._lowest_before.get(ticket, before))
+        return self._lowest_before[ticket]
 
     def _others_first(self, ticket: int | None) -> bool:
         heads = [self._table.get(other, FIRST) for other in range(self._table.workers) if other != self._worker]

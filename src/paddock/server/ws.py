@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paddock.server")
 MOST_EARLY_FRAMES = 1024
+"""How many frames may come before the session is open."""
 MOST_BEHIND = 1024
+"""How many may wait for the answer before theirs."""
 NORMAL, GOING_AWAY, INVALID_TEXT, POLICY, RESTART, TRY_LATER = 1000, 1001, 1007, 1008, 1012, 1013
 CLOSE_CODES = {"CAPACITY_REACHED": TRY_LATER, "SERVER_DRAINING": RESTART}
 
@@ -56,11 +58,11 @@ class Socket(Protocol):
     def close(self, code: int, reason: str = "") -> None: ...
 
     send_aside: Callable[[bytes], bool] | None
-    """Send from any thread, past the loop; False if only the loop can. None where no socket of this kind can."""
+    """Sends from any thread, past the loop; False if this frame must take the loop. None where no thread may send."""
 
     @property
     def line(self) -> Line | None:
-        """Set where a thread may read as well, and nothing is left of what was read so far."""
+        """The connection, if a thread may read it now: no half-read frame is pending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Conversation:
         "_quick_step", "_send_aside", "_submit", "_waiting_bytes", "hello", "send", "service", "session", "socket",
         "timeout", "token",
     )  # fmt: skip
-    """Every step of every session passes here, and what is small stays in the cache."""
+    """Every step of every session passes through one of these, and what is small stays in the cache."""
 
     def __init__(self, service: Service, socket: Socket, hello: Hello) -> None:
         self.service = service
@@ -133,19 +135,9 @@ class Conversation:
             return
         if self._answering:
             session.catch_up()
-        if not self._answering and not self._backlog:
-            action = self._quick_step(raw)
-            if action is not None:
-                if self._send_aside is not None and session.step_aside(action, self):
-                    self._answering = True
-                    return
-                answer = session.step_now(action)
-                if answer is LATER:
-                    self._answering = True
-                    self._submit(session, Step(action), self.answered)
-                else:
-                    self.send(write_step(answer))
-                return
+        if not self._answering and not self._backlog and (action := self._quick_step(raw)) is not None:
+            self._step(session, action)
+            return
         message: Single | Refused
         try:
             message = self._parse(raw)
@@ -155,6 +147,18 @@ class Conversation:
                 return
             message = Refused(error, number_in(raw))
         self._take(message, len(raw))
+
+    def _step(self, session: Session, action: Any) -> None:
+        """Carry out a plain step whose turn it is by the shortest way that its environment allows."""
+        if self._send_aside is not None and session.step_aside(action, self):
+            self._answering = True
+            return
+        answer = session.step_now(action)
+        if answer is LATER:
+            self._answering = True
+            self._submit(session, Step(action), self.answered)
+        else:
+            self.send(write_step(answer))
 
     def receive_binary(self) -> None:
         error = InvalidMessage("Invalid message", hint="send JSON in a text frame, not a binary one", errors=[])
@@ -195,34 +199,40 @@ class Conversation:
         self.session = None
         self.socket.close(POLICY, "the session was resumed elsewhere")
 
-    # -- what a thread calls, and the loop later ---------------------------------------------------
+    # -- steps on threads: what a thread calls, then what the loop calls -----------------------------
+
+    def read_aside(self, data: bytes) -> Any:
+        """On a thread: the action in what it read; None if that is for the loop to read."""
+        raw = text_in(data)
+        return None if raw is None else self._quick_step(raw)
+
+    def write_aside(self, work: StepAside) -> bytes:
+        """On a thread: the frame that answers a step."""
+        return write_step(work.value)
+
+    def send_aside(self, frame: bytes) -> bool:
+        """On a thread: send it now; False if the loop has to."""
+        return self._send_aside is not None and self._send_aside(frame)
+
+    def is_pressing(self) -> bool:
+        """On a thread: whether the loop must hear of the answer at once, because others wait for their turn."""
+        return bool(self._backlog)
 
     @property
     def line(self) -> Line | None:
         return self.socket.line
 
-    def read_aside(self, data: bytes) -> Any:
-        raw = text_in(data)
-        return None if raw is None else self._quick_step(raw)
-
-    def write_aside(self, work: StepAside) -> bytes:
-        return write_step(work.value)
-
-    def send_aside(self, frame: bytes) -> bool:
-        return self._send_aside is not None and self._send_aside(frame)
-
     def answered_aside(self, work: StepAside) -> None:
+        """On the loop: a thread has answered, or left the frame to be sent here."""
         if work.unsent is not None and (attachment := work.session.attachment) is not None:
             attachment.send(work.unsent)
         self.rest()
 
     def rest(self) -> None:
+        """On the loop: nothing is being answered any more, so the next may have its turn."""
         self._answering = False
         if self._backlog:
             asyncio.get_running_loop().call_soon(self._go_on)
-
-    def is_pressing(self) -> bool:
-        return bool(self._backlog)
 
     # -- opening ----------------------------------------------------------------------------------
 
@@ -294,7 +304,7 @@ class Conversation:
         return self._waiting_bytes + size > self.service.config.limits.message_bytes
 
     def _take(self, message: Single | Refused, size: int = 0) -> None:
-        """Answers leave in the order of the requests: what comes before the last answer waits."""
+        """While a request is being answered, those behind it wait: answers leave in the order of the requests."""
         if self._answering or self._backlog:
             self._receive_behind(message, size)
         else:
@@ -309,7 +319,7 @@ class Conversation:
             self.socket.send(messages.write_error(message.error, message.number))
             return
         number = message.id
-        if number is not None and not is_new(session, number, self.socket.send):
+        if number is not None and not admit(session, number, self.socket.send):
             return
         request = request_in(message)
         left = None if message.timeout_s is None else message.timeout_s - waited
@@ -342,7 +352,7 @@ class Conversation:
         session.send(frame)
 
     def _receive_behind(self, message: Single | Refused, size: int) -> None:
-        """Only leaving and giving up do not wait for their turn."""
+        """Cancel and close act at once; everything else waits for its turn."""
         session = self.session
         if session is None:
             return
@@ -355,7 +365,7 @@ class Conversation:
         else:
             self._waiting_bytes += size
             self._backlog.append(Waiting(message, session.clock(), size))
-            # The thread that answers may not have seen this one: then its end is found here.
+            # The thread may have answered without seeing this request: then nobody tells the loop but this look.
             session.catch_up()
 
     def _go_on(self) -> None:
@@ -420,8 +430,8 @@ def number_in(raw: bytes | str) -> int | None:
     return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 
-def is_new(session: Session, number: int, send: Callable[[bytes], None], key: str | None = None) -> bool:
-    """Whether a numbered request still has to be carried out. If it was, its answer is repeated."""
+def admit(session: Session, number: int, send: Callable[[bytes], None], key: str | None = None) -> bool:
+    """True if a numbered request has to be carried out; else it is answered here, from the ledger."""
     try:
         verdict = session.ledger.admit(number)
     except PaddockError as error:

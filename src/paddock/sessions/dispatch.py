@@ -1,28 +1,37 @@
 """The one handler behind every transport: what each request means for an environment.
 
 HTTP, WebSocket, MCP and the in-memory client all end up in `submit`, so they cannot disagree. The
-answer is a value: an observation, a state, a list of tools, a tool's result, or a PaddockError. Only a
-plain step has a shorter way, for speed: `Session.step_now` and `step_aside` do the same in fewer calls.
+answer is a value: an observation, a state, a list of tools, a tool's result, or a PaddockError. There is
+one exception, for speed: a plain step takes `Session.step_now` or `step_aside`, which keep the same rules.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paddock.errors import NotSupported, PaddockError, ToolFailure, tool_error_class
 from paddock.protocol.codec import model_fields
 from paddock.protocol.episode import CallTool, GetState, ListTools, Request, Reset, Step
 from paddock.protocol.mcp import plain_result, tool_listing, tool_result, with_score
-from paddock.sessions.blueprint import Blueprint, Where, call_tool_action, list_tools_action
-from paddock.sessions.session import Session
+from paddock.sessions.blueprint import Blueprint, Method, Where, call_tool_action, list_tools_action
 from paddock.sessions.work import Work, count_step, is_done
 from paddock.tools import ToolReturn
 from paddock.types import State
 
+if TYPE_CHECKING:
+    from paddock.sessions.session import Session
+
 Reply = Callable[[Work, Any], None]
-Plan = tuple[Any, Any, Callable[[Session, Work, Any], Any]]
+
+
+class Plan(NamedTuple):
+    """How a request is carried out: which method to run, with what, and what to make of its result."""
+
+    method: Method
+    argument: Any
+    after: Callable[[Session, Work, Any], Any]
 
 
 class Dispatch:
@@ -44,7 +53,7 @@ class Dispatch:
         """Carry out `request` in `session` and call `reply(work, answer)` once, on the loop."""
         work = Work(session, request, reply, number)
         try:
-            work.method, work.argument, work.after = HANDLERS[type(request)](self.blueprint, request)
+            work.method, work.argument, work.after = PLANS[type(request)](self.blueprint, request)
             session.episode.accept(request)
         except PaddockError as error:
             work.settle(error)
@@ -54,16 +63,14 @@ class Dispatch:
         return work
 
     def answers_at_once(self, session: Session) -> bool:
-        """Whether a call of a tool, submitted now, would be answered before `submit` returns."""
-        # A session that is lent to a thread might begin a step there just now.
+        """Whether a call of a tool, submitted now, would be answered before `submit` returns.
+
+        A session that is lent to a thread is called home for it: a step might just begin there.
+        """
         session.call_home()
         blueprint = self.blueprint
         method = blueprint.call_tool if _calls_past_step(blueprint) else blueprint.step_by_tool
         return method.where is Where.INLINE and not session.is_running
-
-    def _allowed(self, asked: float) -> float:
-        """A request may ask for less time than the server grants, not for more."""
-        return asked if self.step_timeout is None else min(asked, self.step_timeout)
 
     async def ask(
         self,
@@ -76,8 +83,7 @@ class Dispatch:
     ) -> Any:
         """Like `submit`, for callers that can wait. Raises what went wrong.
 
-        A caller that is cancelled takes its request with it, and so does one that went away, if
-        `left` can tell.
+        If the caller is cancelled, or `left` returns because it went away, the request is given up.
         """
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Any] = loop.create_future()
@@ -103,9 +109,13 @@ class Dispatch:
             raise answer
         return answer
 
+    def _allowed(self, asked: float) -> float:
+        """A request may ask for less time than the server grants, not for more."""
+        return asked if self.step_timeout is None else min(asked, self.step_timeout)
 
-def _reset(blueprint: Blueprint, request: Reset) -> Plan:
-    return blueprint.reset, blueprint.reset.pick(request.arguments), _begun
+
+def _plan_reset(blueprint: Blueprint, request: Reset) -> Plan:
+    return Plan(blueprint.reset, blueprint.reset.pick(request.arguments), _begun)
 
 
 def _begun(session: Session, work: Work, observation: Any) -> Any:
@@ -114,15 +124,15 @@ def _begun(session: Session, work: Work, observation: Any) -> Any:
     return observation
 
 
-def _step(blueprint: Blueprint, request: Step) -> Plan:
+def _plan_step(blueprint: Blueprint, request: Step) -> Plan:
     if request.extras:
         request.extras = blueprint.step.pick(request.extras)
     is_plain = getattr(request.action, "tool_name", None) in blueprint.plain_tools
-    return blueprint.plain_step if is_plain else blueprint.step, request, count_step
+    return Plan(blueprint.plain_step if is_plain else blueprint.step, request, count_step)
 
 
-def _state(blueprint: Blueprint, _: GetState) -> Plan:
-    return blueprint.state, None, _own_or_given_state
+def _plan_state(blueprint: Blueprint, _: GetState) -> Plan:
+    return Plan(blueprint.state, None, _own_or_given_state)
 
 
 def _own_or_given_state(session: Session, _: Work, state: Any) -> Any:
@@ -132,20 +142,20 @@ def _own_or_given_state(session: Session, _: Work, state: Any) -> Any:
     return state
 
 
-def _list_tools(blueprint: Blueprint, _: ListTools) -> Plan:
-    return blueprint.list_tools, Step(list_tools_action(blueprint)), _listed
+def _plan_list_tools(blueprint: Blueprint, _: ListTools) -> Plan:
+    return Plan(blueprint.list_tools, Step(list_tools_action(blueprint)), _listed)
 
 
 def _listed(_session: Session, _work: Work, observation: Any) -> Any:
     return [_foreign_listing(tool) for tool in observation.tools]
 
 
-def _call_tool(blueprint: Blueprint, request: CallTool) -> Plan:
+def _plan_call_tool(blueprint: Blueprint, request: CallTool) -> Plan:
     is_plain = request.name in blueprint.plain_tools
     if _calls_past_step(blueprint):
-        return blueprint.plain_call if is_plain else blueprint.call_tool, request, _called
+        return Plan(blueprint.plain_call if is_plain else blueprint.call_tool, request, _called)
     action = call_tool_action(blueprint, request.name, request.arguments)
-    return blueprint.plain_step if is_plain else blueprint.step_by_tool, Step(action), _called_as_step
+    return Plan(blueprint.plain_step if is_plain else blueprint.step_by_tool, Step(action), _called_as_step)
 
 
 def _calls_past_step(blueprint: Blueprint) -> bool:
@@ -162,22 +172,28 @@ def _called(session: Session, work: Work, value: Any) -> Any:
 def _called_as_step(session: Session, _: Work, observation: Any) -> Any:
     """The `tools/call` result inside a tool observation. Only a call that ran counts as a step."""
     error = getattr(observation, "error", None)
-    known = getattr(getattr(session.environment, "mcp_client", None), "failed_by", None)
-    kind = ToolFailure if error is None else known or tool_error_class(error.error_type)
-    if kind is ToolFailure:
+    failure = None if error is None else _failure(session, error)
+    if failure is None or type(failure) is ToolFailure:
         session.episode.stepped(is_done(observation))
-    if error is not None:
-        raise kind(error.message)
+    if failure is not None:
+        raise failure
     result = plain_result(getattr(observation, "result", None))
     return with_score(result, observation.reward, is_done(observation))
 
 
-HANDLERS: dict[type, Callable[[Blueprint, Any], Plan]] = {
-    Reset: _reset,
-    Step: _step,
-    GetState: _state,
-    ListTools: _list_tools,
-    CallTool: _call_tool,
+def _failure(session: Session, error: Any) -> ToolFailure:
+    """What the error in a tool observation stands for: as the tool's own exception told, or else as it says."""
+    told = getattr(getattr(session.environment, "mcp_client", None), "failed_by", None)
+    kind: type[ToolFailure] = told or tool_error_class(error.error_type)
+    return kind(error.message)
+
+
+PLANS: dict[type, Callable[[Blueprint, Any], Plan]] = {
+    Reset: _plan_reset,
+    Step: _plan_step,
+    GetState: _plan_state,
+    ListTools: _plan_list_tools,
+    CallTool: _plan_call_tool,
 }
 
 
@@ -191,6 +207,7 @@ def tools_of(blueprint: Blueprint) -> list[dict[str, Any]] | None:
 
 
 def _foreign_listing(tool: Any) -> dict[str, Any]:
+    """The listing of a tool that the environment describes itself, in either spelling."""
     fields = model_fields(tool)
     return {
         **{name: fields.get(name) for name in ("title", "outputSchema", "icons", "annotations", "meta", "execution")},

@@ -13,6 +13,7 @@ import orjson
 from paddock.client.outgoing import write
 from paddock.client.policy import Timeouts
 from paddock.client.returning import episode_lost
+from paddock.client.transports.address import server_url
 from paddock.errors import (
     ClientError,
     ConnectFailed,
@@ -83,7 +84,7 @@ class HttpTransport:
     """An episode over plain HTTP. The server's `Session-Id` keeps it together: without one there is no episode."""
 
     def __init__(self, url: str, *, headers: dict[str, str] | None = None, timeouts: Timeouts | None = None) -> None:
-        self.base = url.rstrip("/")
+        self.base = server_url(url)
         self.timeouts = timeouts or Timeouts()
         self._headers = headers or {}
         self._connection = HttpConnection(self.base, self._headers)

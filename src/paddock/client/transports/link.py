@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from picows import WSFrame, WSTransport
 
 LARGEST_FRAME = 1024 * 1024 * 1024
+HANG_UP_SECONDS = 2.0
+"""How long a goodbye may take to be sent; then the connection is cut."""
 PATIENCE = 20.0
 PATIENCE_WITH_HOSTS = 4.0
 MOST_REDIRECTS = 5
@@ -53,6 +55,16 @@ class Link(WSListener):
     def abort(self) -> None:
         """Hang up without a word, as a broken network would."""
         self.transport.underlying_transport.abort()
+
+    async def leave(self) -> None:
+        """Say goodbye, hang up and wait until that is done. A peer that does not read is cut off."""
+        self.close()
+        try:
+            async with asyncio.timeout(HANG_UP_SECONDS):
+                await self.wait_lost()
+        except TimeoutError:
+            self.abort()
+            await self.wait_lost()
 
     async def wait_lost(self) -> None:
         await self.transport.wait_disconnected()

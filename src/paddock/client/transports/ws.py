@@ -18,6 +18,7 @@ import orjson
 from paddock.client.outgoing import write
 from paddock.client.policy import Reconnect, Timeouts
 from paddock.client.returning import Tries, episode_lost, no_answer
+from paddock.client.transports.address import server_url
 from paddock.client.transports.http import get_json
 from paddock.client.transports.link import Link, connect, socket_address
 from paddock.errors import (
@@ -61,7 +62,7 @@ class WebSocketTransport:
         on_queue: Callable[[int], None] | None = None,
         link: Callable[..., Any] = connect,
     ) -> None:
-        self.base = url.rstrip("/")
+        self.base = server_url(url)
         self.timeouts = timeouts or Timeouts()
         self.reconnects = 0
         self.foreign = False
@@ -145,8 +146,7 @@ class WebSocketTransport:
         link, self._link = self._link, None
         if link is not None and not link.is_lost:
             link.send(b'{"type":"close"}')
-            link.close()
-            await link.wait_lost()
+            await link.leave()
         self._fail(ClientError("the client was closed"))
 
     def drop(self) -> None:
