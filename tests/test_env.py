@@ -347,7 +347,7 @@ def test_an_action_of_ones_own_decides_by_itself() -> None:
     class Typed(Action):
         type: str
 
-    class Own(Environment[Typed, Observation, State]):
+    class Own(Free, Environment[Typed, Observation, State]):
         pass
 
     assert routed(Own, type="list_tools") == Typed(type="list_tools")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
 from paddock.errors import PaddockError
 from paddock.server.inbox import Inbox
@@ -17,6 +18,7 @@ from paddock.sessions.manager import SessionManager
 
 if TYPE_CHECKING:
     from paddock.config import ServerConfig
+    from paddock.server.vector import Lane
     from paddock.server.workers import Colleagues
     from paddock.sessions.blueprint import Blueprint
     from paddock.types import EnvironmentMetadata
@@ -58,6 +60,8 @@ class Service:
         """Set before the start where this server is one of several machines: what its session tokens begin with."""
         self.peers: Peers | None = None
         self.has_page = False
+        self.opening: WeakValueDictionary[str, Lane] = WeakValueDictionary()
+        """By the token that its client chose: the lane of a vector that asked for it last."""
         self.outlives_its_loops = False
         """Whether loops come and go under it. Then no session lasts from one HTTP request to the next."""
         self.sockets: set[Watched] = set()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from pydantic_core import from_json
 
@@ -82,10 +81,6 @@ class Lane:
         if number is not None:
             session.ledger.record(number, frame)
         session.send(frame)
-
-
-OPENING: WeakValueDictionary[str, Lane] = WeakValueDictionary()
-"""By the token that its client chose: the last lane that asked for it."""
 
 
 class VectorConversation:
@@ -269,10 +264,11 @@ class VectorConversation:
             manager.metrics.sessions_resumed += 1
             return session
         if chosen is not None:
-            before = OPENING.get(chosen)
+            opening = self.service.opening
+            before = opening.get(chosen)
             if before is not None and before.opening is not None:
                 before.conversation.give_up(before)
-            OPENING[chosen] = lane
+            opening[chosen] = lane
         session = await manager.open(Door.SOCKET, token=chosen, wait=asked.queue_timeout, lease=asked.lease)
         session.resumable = True
         return session
