@@ -19,9 +19,11 @@ EXPORTED = {
     "Environment",
     "Observation",
     "PaddockError",
+    "Reconnect",
     "State",
     "StepResult",
     "SyncClient",
+    "Timeouts",
     "ToolEnvironment",
     "ToolReturn",
     "VectorClient",
@@ -96,10 +98,11 @@ def test_writing_an_environment_is_quick() -> None:
     [
         ("import paddock", HEAVY),
         ("from paddock import Action, Environment, Observation, State, StepResult, ToolEnvironment, tool", HEAVY),
+        ("from paddock import Reconnect, Timeouts", HEAVY),
         ("from paddock import Client", (*NEVER, "starlette", "uvicorn", "click", "rich")),
         ("from paddock import create_app", (*NEVER, "click", "rich")),
     ],
-    ids=["paddock", "environments", "client", "server"],
+    ids=["paddock", "environments", "policies", "client", "server"],
 )
 def test_nothing_heavy_is_loaded(imports: str, heavy: tuple[str, ...]) -> None:
     loaded = python(f"{imports}; import sys; print(*sys.modules)").split()

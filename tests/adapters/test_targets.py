@@ -1,6 +1,8 @@
 """Targets of other ecosystems: how they are written, and what is said when one cannot be had."""
 
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,3 +97,73 @@ def test_the_names_of_a_foreign_tools_arguments_are_checked(arguments: dict[str,
     assert spec.options.read_only
     with pytest.raises(InvalidToolArguments, match=told):
         spec.check(arguments)
+
+
+OWN = """
+import sys
+from paddock import Environment
+from paddock.envs.counter import Counter, Total
+
+class Mine(Counter):
+    pass
+
+def broken():
+    raise OSError("no disk")
+
+def number():
+    return 1
+
+def working():
+    return Mine()
+
+working.observation_type = Total
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path: Path) -> str:
+    file = tmp_path / "own_targets.py"
+    file.write_text(OWN)
+    return str(file)
+
+
+@pytest.mark.parametrize("rest", ["", ":Nope"])
+def test_the_environments_of_a_file_are_listed_without_what_it_imports(own_file: str, rest: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        load_target(own_file + rest)
+    assert caught.value.hint in (f"name the class: {own_file}:Mine", "environments there: Mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("broken", "broken() could not be called: OSError: no disk"),
+        ("number", "number() returned int, which has no reset()"),
+    ],
+)
+def test_a_function_that_makes_no_environment_is_told(own_file: str, name: str, said: str) -> None:
+    make, _ = load_target(f"{own_file}:{name}")
+    with pytest.raises(TargetError) as caught:
+        make()
+    assert caught.value.message == said
+    assert caught.value.hint
+
+
+def test_a_function_that_needs_arguments_is_told() -> None:
+    make, _ = load_target("os.path:join")
+    with pytest.raises(TargetError, match=r"join\(\) could not be called: TypeError: .*argument"):
+        make()
+
+
+def test_a_function_that_makes_an_environment_is_a_target(own_file: str) -> None:
+    make: Any = load_target(f"{own_file}:working")[0]
+    assert make.observation_type.__name__ == "Total"
+    with SyncClient(make) as env:
+        assert env.reset().observation.total == 0
+
+
+def test_a_file_that_ends_the_process_is_told(tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(TargetError, match=r"sys\.exit\(3\)") as caught:
+        load_target(f"{tmp_path}/leaving.py:X")
+    assert "__main__" in (caught.value.hint or "")

@@ -2,13 +2,16 @@ import json
 import os
 import pty
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from testing.servers import serving
+from paddock.cli import main
+from testing.servers import running, serving
 
 from .processes import paddock
 
@@ -90,6 +93,10 @@ def test_a_server_that_wants_a_token_gets_it() -> None:
         ("no_such_package.env:Env", "is the package installed"),
         ("json:Nothing", "no class with a step method"),
         ("nowhere.py:Env", "relative to the current folder"),
+        ("nowhere.py", "relative to the current folder"),
+        ("http://127.0.0.1:99999", "http://host:port"),
+        ("http://:80", "http://host:port"),
+        ("http://[::1", "http://host:port"),
     ],
 )
 def test_a_bad_target_ends_with_2_and_a_hint(target: str, hint: str) -> None:
@@ -97,6 +104,64 @@ def test_a_bad_target_ends_with_2_and_a_hint(target: str, hint: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
     assert hint in done.stderr.partition("\nhint: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--timeout", "-1"], "--timeout is -1"),
+        (["--timeout", "0"], "--timeout is 0"),
+        (["--timeout", "nan"], "--timeout is nan"),
+        (["--auth-token", "x"], "--auth-token has no effect"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "counter", *options])
+    assert ended.value.code == 2
+    told, hint = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"error: {said}")
+    assert hint.startswith("hint: ")
+
+
+def test_a_port_that_never_answers_ends_with_2_and_a_hint() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        done = paddock("check", f"http://127.0.0.1:{silent.getsockname()[1]}", "--timeout", "0.2")
+    assert (done.returncode, done.stdout) == (2, "")
+    said, hint = done.stderr.splitlines()
+    assert said.endswith("did not answer within 0.2 s")
+    assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_a_plain_web_server_is_no_environment_server(status: int) -> None:
+    with running(web_page(status)) as url:
+        done = paddock("check", url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "this is no environment server" in done.stderr
+    assert "hint: " in done.stderr
+
+
+def web_page(status: int) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        event = await receive()
+        if scope["type"] == "lifespan":
+            await send({"type": f"{event['type']}.complete"})
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+        else:
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b"<html>hello</html>"})
+
+    return app
+
+
+def test_an_mcp_server_is_checked_by_its_url() -> None:
+    with serving("echo") as url:
+        done = paddock("check", f"mcp+{url}/mcp")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_module_that_does_not_import_is_a_bad_target(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from click.exceptions import BadParameter
 from click.testing import CliRunner
 
-from paddock.cli import paddock
+from paddock.cli.commands import paddock
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,105 @@
 """What a person reads when a command cannot go on: what is wrong, and what to do about it."""
 
 import builtins
+import os
+import pty
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from paddock.cli import main
-
-from .processes import paddock
+from paddock.cli import counted, main
+from paddock.cli.serve import tell
+from paddock.config import Limits, ServerConfig
 
 
 @pytest.mark.parametrize(
     ("words", "said", "hint"),
     [
-        (["rollut"], "No such command", "paddock --help"),
+        (["sreve", "counter"], "no command 'sreve'", "did you mean paddock serve?"),
+        (["rollut"], "no command 'rollut'", "did you mean paddock rollout?"),
         (["rollout", "fix-test", "--modell", "x"], "No such option", "paddock rollout run --help"),
         (["rollout", "fix-test"], "Missing option", "paddock rollout run --help"),
+        (["serve", "counter", "--auth-token"], "requires an argument", "paddock serve --help"),
+        (["serve", "counter", "--allow-origin"], "requires an argument", "paddock serve --help"),
+        (["serve", "counter", "--workers", "0"], "--workers is 0", "give a whole number, 1 or more"),
+        (["serve", "counter", "--max-sessions", "0"], "--max-sessions is 0", "give a whole number, 1 or more"),
+        (["serve", "counter", "--session-timeout", "-1"], "--session-timeout is -1", "give seconds; 0 is no limit"),
+        (["serve", "counter", "--resume-window", "nan"], "--resume-window is nan", "give seconds, 0 or more"),
+        (["serve", "counter", "--max-message-mb", "-1"], "--max-message-mb is -1", "give MiB, 1 or more"),
+        (["serve", "counter", "--auth-token", " "], "the token is blank", "give --auth-token"),
+        (["serve", "counter", "--host", "192.0.2.1"], "cannot listen on '192.0.2.1'", "give --host"),
+        (["serve", "counter", "--host", "no host"], "cannot listen on 'no host'", "give --host"),
+        (["serve", "os.path:join"], "join() could not be called", "name a class"),
+        (["trace", "export", "--to", "nope"], "no form 'nope'", "use jsonl"),
     ],
 )
-def test_a_wrong_word_is_told_with_a_hint(words: list[str], said: str, hint: str) -> None:
-    done = paddock(*words)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert f"hint: {hint}" in done.stderr
+def test_a_wrong_word_is_told_with_a_hint(
+    words: list[str], said: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert f"hint: {hint}" in told
+
+
+def test_every_form_of_an_export_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["trace", "export", "--to", "nope"])
+    assert "replay, html" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["rollout"], ["trace"], ["fleet"], ["e2b"]], ids=" ".join)
+def test_a_group_without_a_command_shows_its_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("Usage: paddock")
+    assert "hint:" not in told
+
+
+@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}], ids=["usual", "NO_COLOR"])
+def test_errors_are_coloured_unless_nobody_wants_it(variables: dict[str, str]) -> None:
+    leader, follower = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+    command = [sys.executable, "-m", "paddock", "sreve"]
+    subprocess.run(command, stderr=follower, env=environment | variables, timeout=30, check=False)
+    os.close(follower)
+    told = os.read(leader, 65536).decode()
+    os.close(leader)
+    assert ("\x1b[" in told) is not bool(variables)
+
+
+def test_the_command_line_is_ready_for_an_interrupt_before_it_is_loaded() -> None:
+    code = "import sys, paddock.cli; print('click' in sys.modules, 'rich' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False False\n"
+
+
+def test_an_interrupt_while_loading_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name == "paddock.cli.commands":
+            raise KeyboardInterrupt
+        return imported(name, *arguments, **keywords)
+
+    imported = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_one_is_not_many(capsys: pytest.CaptureFixture[str]) -> None:
+    config = ServerConfig(limits=Limits(max_sessions=1))
+    tell("counter", config, "http://127.0.0.1:1", workers=1, shown=False, as_json=False)
+    assert "(1 session, 1 worker)" in capsys.readouterr().err
+    assert [counted(1, "host"), counted(2, "host")] == ["1 host", "2 hosts"]
 
 
 def test_a_missing_extra_is_told_with_how_to_get_it(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from paddock.cli import paddock
+from paddock.cli.commands import paddock
 from paddock.errors import ConfigError
 from paddock.rollouts.export import FORMS
 from paddock.rollouts.store import Store
@@ -45,7 +45,7 @@ def test_only_scored_rollouts_are_written_and_the_reason_is_told(store: Path) ->
     result = export(store, "--to", "trl")
     assert result.return_value == 0
     assert [line["rollout_id"] for line in lines(result)] == ["r00a"]
-    assert "1 trl lines of 1 rollouts written" in result.stderr
+    assert "1 trl line of 1 rollout written" in result.stderr
     assert "1 left out: it has no reward: it hung" in result.stderr
 
 

@@ -108,6 +108,9 @@ class CannotBeDescribed(Environment[Add, ThingObservation, State]):
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> ThingObservation:
         return ThingObservation(thing=Thing())
 
+    def step(self, action: Add) -> ThingObservation:
+        return ThingObservation(thing=Thing())
+
 
 class SaysNothingOfItself(Good):
     __doc__ = None
