@@ -7,6 +7,7 @@ the last part asks a small real one, on this machine, for real tokens and logpro
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -72,7 +73,7 @@ async def ask_a_real_model() -> None:
 
 
 async def main() -> int:
-    folder = Path(tempfile.gettempdir()) / "paddock-demo"
+    folder = Path(tempfile.gettempdir()) / f"paddock-demo-{os.getuid()}"
     record = await solve(folder)
     store = Store.open(folder, read_only=True)
     try:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paddock.client.client import Client as Client
+    from paddock.client.policy import Reconnect as Reconnect
+    from paddock.client.policy import Timeouts as Timeouts
     from paddock.client.sync import SyncClient as SyncClient
     from paddock.client.vector import VectorClient as VectorClient
     from paddock.env import Environment as Environment
@@ -32,9 +34,11 @@ _HOMES = {
     "Environment": "paddock.env",
     "Observation": "paddock.types",
     "PaddockError": "paddock.errors",
+    "Reconnect": "paddock.client.policy",
     "State": "paddock.types",
     "StepResult": "paddock.types",
     "SyncClient": "paddock.client.sync",
+    "Timeouts": "paddock.client.policy",
     "ToolEnvironment": "paddock.env",
     "ToolReturn": "paddock.tools",
     "VectorClient": "paddock.client.vector",

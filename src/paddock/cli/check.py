@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import sys
 from collections import Counter
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paddock.cli import note, print_json
+from paddock import adapters
+from paddock.cli import note, print_json, refuse_unused
 from paddock.config import read_variables
-from paddock.errors import ConnectFailed, PaddockError, TargetError
+from paddock.errors import ConfigError, ConnectFailed, PaddockError, TargetError
 from paddock.targets import FORMS
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from paddock.testing.checks import Announce, Outcome, Result
 
 FAILED = 1
+URL = ("http://", "https://")
 MARKS: dict[Outcome, tuple[str, str]] = {
     "passed": ("✓", "green"),
     "failed": ("✗", "red"),
@@ -51,6 +54,10 @@ def command(target: str, timeout: float, auth_token: str | None, as_json: bool) 
 
     Ends with 0 if nothing failed, 1 if something did, 2 if there is nothing to check at TARGET.
     """
+    if not 0 < timeout < math.inf:
+        raise ConfigError(f"--timeout is {timeout:g}", hint="give seconds above 0")
+    if not target.startswith(URL):
+        refuse_unused("auth_token", why=f"{target} is no URL of a server", hint="leave it out")
     # What an environment logs and prints about its own failures would drown the table, and break the JSON.
     logging.getLogger("paddock").setLevel(logging.CRITICAL)
     with redirect_stdout(sys.stderr), progress(target) as announce:
@@ -73,9 +80,9 @@ async def examine(target: str, timeout: float, token: str | None, announce: Anno
         return await examine_tasks(target, announce)
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", target):
         raise TargetError(f"{target!r} names no environment", hint=f"did you mean http://{target}?")
-    if "://" not in target:
+    if "://" not in target or adapters.is_target(target):
         return await check_environment(load(target), timeout=timeout, announce=announce)
-    if not target.startswith(("http://", "https://")):
+    if not target.startswith(URL):
         raise TargetError(f"{target!r} cannot be checked", hint="give the server as http://host:port")
     try:
         bearer = token or read_variables().auth_token

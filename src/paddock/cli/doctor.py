@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from paddock import __version__
-from paddock.cli import note, print_json
+from paddock.cli import counted, note, print_json
 from paddock.errors import SandboxError
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ def clean_up(store: Path | None, as_json: bool) -> int:
     if as_json:
         print_json(found)
     else:
-        note(f"{place}: {len(recovery.rollouts)} rollouts closed, {len(recovery.sandboxes)} sandboxes ended")
+        closed = counted(len(recovery.rollouts), "rollout")
+        ended = counted(len(recovery.sandboxes), "sandbox", "sandboxes")
+        note(f"{place}: {closed} closed, {ended} ended")
     return 0
 
 

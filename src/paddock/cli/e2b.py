@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paddock.cli import note, print_json
+from paddock.cli import counted, note, print_json
 
 if TYPE_CHECKING:
     from paddock.rollouts.e2b.server import Address
@@ -97,7 +97,8 @@ def up(
                 del variables["E2B_API_KEY"]
             click.echo(" ".join(["export", *(f"{name}={shlex.quote(value)}" for name, value in variables.items())]))
             sys.stdout.flush()
-        note(f"E2B's API at {address.url}  ({sandbox}, up to {max_sandboxes} sandboxes)   stop: Ctrl-C")
+        most = counted(max_sandboxes, "sandbox", "sandboxes")
+        note(f"E2B's API at {address.url}  ({sandbox}, up to {most})   stop: Ctrl-C")
         note("  sandboxes have the programs of this machine, and no network but their own")
 
     serve_front(settings, announce)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paddock.cli import note, print_json, refuse_unused
+from paddock.cli import counted, note, print_json, refuse_unused
 from paddock.cli.fleet_look import envs, ls, report, rm
 from paddock.cli.fleet_place import KEY_FILE, address_left, default_state, state_option
 from paddock.cli.fleet_run import run
@@ -163,7 +163,7 @@ def up(
                 key_file = str(folder / KEY_FILE) if made_up else None
                 print_json({"url": url, "state": str(folder), "api_key_file": key_file, "environments": names})
                 sys.stdout.flush()
-            note(f"plane at {url}  ({', '.join(names)}; up to {instance_limit} instances)   stop: Ctrl-C")
+            note(f"plane at {url}  ({', '.join(names)}; up to {counted(instance_limit, 'instance')})   stop: Ctrl-C")
             shown = f"$(cat {folder / KEY_FILE})" if made_up else "(the key you gave)"
             note(f"  clients: export FLEET_BASE_URL={url} FLEET_API_KEY={shown}")
             if web:

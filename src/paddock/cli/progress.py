@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from paddock.cli import counted
+
 if TYPE_CHECKING:
     from paddock.rollouts.record import RolloutRecord
     from paddock.rollouts.rollout import Rollout
@@ -62,8 +64,8 @@ class RolloutProgress:
             table.add_row(
                 Text(f"{record.task_id} #{record.member}"),
                 Text(record.stage, style="cyan"),
-                Text(f"{record.calls} calls"),
-                Text(f"{record.completion_tokens} tokens"),
+                Text(counted(record.calls, "call")),
+                Text(counted(record.completion_tokens, "token")),
                 Text(f"{time.time() - record.started_at:.0f} s"),
             )
         return Group(table, self._bar)
@@ -74,4 +76,4 @@ def line_of(record: RolloutRecord) -> Text:
     line = Text(f"{record.task_id} #{record.member}: ")
     line.append(str(record.outcome), style=COLOURS.get(str(record.outcome), "red"))
     reward = "no reward" if record.reward is None else f"reward {record.reward:g}"
-    return line.append(f", {reward}, {record.calls} calls, {record.wall_s or 0:.1f} s")
+    return line.append(f", {reward}, {counted(record.calls, 'call')}, {record.wall_s or 0:.1f} s")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
+import socket
 import sys
 from functools import partial
 from pathlib import Path
 
 import click
 
-from paddock.cli import note, print_json, refuse_unused
+from paddock.cli import counted, note, print_json, refuse_unused
 from paddock.config import MEBIBYTE, Access, Limits, ServerConfig, parse_mode, read_variables
 from paddock.errors import ConfigError
 from paddock.targets import FORMS
@@ -104,7 +107,17 @@ def command(
     from paddock.sessions.blueprint import Blueprint
     from paddock.targets import load_target
 
+    require_at_least(1, "a whole number, 1 or more", max_sessions=max_sessions, threads=threads, workers=workers)
+    require_at_least(1, "MiB, 1 or more", max_message_mb=max_message_mb)
+    require_at_least(0, "seconds; 0 is no limit", session_timeout=session_timeout, step_timeout=step_timeout)
+    require_at_least(
+        0, "seconds, 0 or more", queue_timeout=queue_timeout, resume_window=resume_window, drain_grace=drain_grace
+    )
+    require_address(host)
     variables = read_variables()
+    token = variables.auth_token if auth_token is None else auth_token
+    if token is not None and not token.strip():
+        raise ConfigError("the token is blank", hint="give --auth-token or PADDOCK_AUTH_TOKEN a word, or neither")
     shown = web or variables.web
     if engine == "ray":
         why = "the page of each host shows the store of its node"
@@ -135,7 +148,6 @@ def command(
         message_bytes=max_message_mb * MEBIBYTE,
         threads=threads,
     )  # fmt: skip
-    token = auth_token or variables.auth_token
     own_names = frozenset((*allow_host, host)) if host not in ("0.0.0.0", "::") else frozenset(allow_host)
     config = ServerConfig(
         limits=limits,
@@ -159,6 +171,8 @@ def command(
         page_in_server(app, store)
     announce = partial(tell, name, config, workers=workers, shown=shown, as_json=as_json)
     serve(app, host=host, port=port, workers=workers, announce=announce)
+    if app.state.service.left_running:
+        _leave_at_once()
 
 
 def tell(name: str, config: ServerConfig, url: str, *, workers: int, shown: bool, as_json: bool) -> None:
@@ -169,10 +183,28 @@ def tell(name: str, config: ServerConfig, url: str, *, workers: int, shown: bool
         told = {"url": url, "environment": name, "max_sessions": most, "workers": workers}
         print_json(told | ({"page": page} if page else {}))
         sys.stdout.flush()
-    note(f"{name} at {url}  ({most} sessions, {workers} worker{'s' if workers > 1 else ''})")
+    note(f"{name} at {url}  ({counted(most, 'session')}, {counted(workers, 'worker')})")
     note(f"  clients: Client({url!r})   MCP: {url}/mcp   docs: {url}/docs   stop: Ctrl-C")
     if page:
         note(f"  page: {page}" + ("?token=… (the token you gave)" if config.access.token else ""))
+
+
+def require_at_least(least: float, form: str, **given: float | None) -> None:
+    """Raise ConfigError for the first of these options that is less, or no number at all."""
+    for name, value in given.items():
+        if value is not None and not least <= value < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value:g}", hint=f"give {form}")
+
+
+def require_address(host: str) -> None:
+    """Raise ConfigError if nothing can listen there, whatever the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind((host, 0))
+    except OSError as error:
+        hint = "give --host an address of this machine: 127.0.0.1, or 0.0.0.0 for all of them"
+        raise ConfigError(f"cannot listen on {host!r}: {error.strerror or error}", hint=hint) from error
 
 
 def _log(level: str) -> None:
@@ -182,3 +214,10 @@ def _log(level: str) -> None:
     form = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     logging.basicConfig(level=number, format=form, stream=sys.stderr, datefmt="%H:%M:%S")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _leave_at_once() -> None:
+    """Without waiting for threads that nobody can end, as Python would."""
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(0)

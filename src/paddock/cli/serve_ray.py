@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.cli import note, print_json
+from paddock.cli import counted, note, print_json
 from paddock.errors import ConfigError
 from paddock.scale import cluster
 from paddock.scale.autoscale import Scale
@@ -56,7 +56,9 @@ def serve_on_cluster(
     plan = ServePlan(
         target if folder is not None else absolute(target), name, config, scale, resources, folder=folder, **options
     )
-    many = f"{scale.fewest} to {scale.most}" if scale.fewest != scale.most else str(scale.most)
+    many = counted(scale.most, "host")
+    if scale.fewest != scale.most:
+        many = f"{scale.fewest} to {many}"
 
     def announce(url: str) -> None:
         page = f"{url}/web/" if plan.page else None
@@ -64,7 +66,8 @@ def serve_on_cluster(
             told = {"url": url, "environment": name, "max_sessions": config.limits.max_sessions, "hosts": scale.most}
             print_json(told | ({"page": page} if page else {}))
             sys.stdout.flush()
-        note(f"{name} at {url}  ({config.limits.max_sessions} sessions, {many} hosts on Ray, door: {plan.mode})")
+        sessions = counted(config.limits.max_sessions, "session")
+        note(f"{name} at {url}  ({sessions}, {many} on Ray, door: {plan.mode})")
         note(f"  clients: Client({url!r})   MCP: {url}/mcp   cluster: {url}/health   stop: Ctrl-C")
 
     serve_on_ray(plan, announce)

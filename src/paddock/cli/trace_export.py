@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paddock.cli import note, print_json
+from paddock.cli import counted, note, print_json
 from paddock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,10 +83,12 @@ def command(
             raise ConfigError("a page is not for trainers: there is nothing to check", hint="leave --check out")
         return write_page(store, rollout_ids, out)
     from paddock.cli.trace import opened
-    from paddock.rollouts.export import load_form
+    from paddock.rollouts.export import FORMS, load_form
     from paddock.rollouts.export.stream import chosen
     from paddock.rollouts.store.rows import Filters
 
+    if form not in FORMS:
+        raise ConfigError(f"there is no form {form!r}", hint=f"use {', '.join([*FORMS, 'html'])}")
     load_form(form)
     policy = policy_of(unscored, weights, newest, roles)
     if form == "parquet" and out is None and not only_check:
@@ -159,12 +161,12 @@ def checked(
 
 
 def tell_report(report: Report, form: str, verb: str) -> None:
-    unit = "rows" if form == "parquet" else "lines"
-    parts = [f"{report.documents} {form} {unit} of {report.rollouts} rollouts {verb}"]
+    lines = counted(report.documents, f"{form} {'row' if form == 'parquet' else 'line'}")
+    parts = [f"{lines} of {counted(report.rollouts, 'rollout')} {verb}"]
     if report.accepted:
         parts.append(f"{report.accepted} taken by the trainer's own package")
     if report.wrong:
-        parts.append(f"{report.wrong} things wrong")
+        parts.append(f"{counted(report.wrong, 'thing')} wrong")
     note("; ".join(parts))
     for reason, count in sorted(report.left_out.items(), key=lambda each: -each[1])[:10]:
         note(f"  {count} left out: {reason}")

@@ -129,8 +129,11 @@ class LoopThread:
         self._thread.join()
 
     def leave(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Say goodbye and end. It may be called anywhere, also by the collector on the thread itself, and after a fork
-        without it; so nothing is asked of the portal, and a loop that hangs is left behind."""
+        """Say goodbye and end. A loop that hangs is left behind.
+
+        The portal would wait for it without end. The collector may call this on the thread itself, and a process
+        that was forked off has no such thread.
+        """
         if not self._thread.is_alive():
             return
         with suppress(RuntimeError):

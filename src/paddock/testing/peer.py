@@ -17,7 +17,7 @@ import orjson
 from picows import WSMsgType
 
 from paddock.client.transports.link import Link, connect
-from paddock.errors import ConnectFailed
+from paddock.errors import ConfigError, ConnectFailed
 from paddock.net import HttpConnection
 from paddock.protocol.codec import encode
 from paddock.testing.checks import Skipped, Wrong
@@ -112,7 +112,8 @@ class Peer:
     """A server, by its URL."""
 
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 30.0) -> None:
-        self.url = url.rstrip("/")
+        """Raises ConfigError for what cannot be the URL of a server."""
+        self.url = checked(url).rstrip("/")
         self.timeout = timeout
         self.is_paddock = False
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -121,14 +122,22 @@ class Peer:
         self._routes: set[str] | None = None
 
     async def greet(self) -> None:
-        """Find out whether anybody is there, and whether it is Paddock. Raises ConnectFailed."""
-        await self.get("/health")
+        """Find out whether an environment server is there, and whether it is Paddock. Raises ConnectFailed."""
+        try:
+            health = await self.get("/health")
+        except Wrong:
+            hint = "is it up, and a server of environments? --timeout gives it longer"
+            raise ConnectFailed(f"{self.url} did not answer within {self.timeout:g} s", hint=hint) from None
         wire = Wire(self.timeout)
         try:
             await wire.open(self._socket_url("/ws"), self._headers)
         except ConnectFailed as error:
             if error.data.get("status") == 401:
                 raise
+            if not isinstance(health.document, dict) and not await self.schema():
+                hint = "give the URL that paddock serve prints, or of another server that speaks as OpenEnv's do"
+                message = f"{self.url}: this is no environment server, /health answers HTTP {health.status}"
+                raise ConnectFailed(message, hint=hint) from error
             return
         self.is_paddock = "Paddock-Version" in wire.link.headers
         await wire.close()
@@ -250,6 +259,18 @@ class Peer:
             except NoExample as error:
                 problems.append(f"{tool['name']}: {error}")
         raise Skipped(f"no example call can be made: {'; '.join(problems)}")
+
+
+def checked(url: str) -> str:
+    """The URL, if it names a host, and a port that there can be. Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+        problem = None if parts.hostname and parts.port != 0 else "it names no host or no port"
+    except ValueError as error:
+        problem = str(error)
+    if problem is not None:
+        raise ConfigError(f"{url!r} is no URL of a server: {problem}", hint="give the server as http://host:port")
+    return url
 
 
 async def answered(waiting: Awaitable[ResultT], timeout: float) -> ResultT:
