@@ -6,17 +6,17 @@ An episode that ended begins anew with the next step, whose action is passed by:
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 import numpy
-from anyio.from_thread import start_blocking_portal
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from paddock.adapters.gymnasium import spaces
 from paddock.adapters.gymnasium.remote import published
 from paddock.client.client import Client
+from paddock.client.sync import LoopThread
 from paddock.client.vector import VectorClient
 from paddock.errors import PaddockError
 
@@ -30,15 +30,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
     """`num_envs` sessions at `url`. Takes the options of `paddock.VectorClient`. A session that fails raises."""
 
     def __init__(self, url: str, num_envs: int, **options: Any) -> None:
-        self._stack = ExitStack()
-        self._portal = self._stack.enter_context(start_blocking_portal("asyncio"))
         self._vector = VectorClient(url, num_envs, **options)
+        self._thread = LoopThread()
+        self._portal = self._thread.portal
+        # One that is never closed ends with its program.
+        self._forgotten = finalize(self, self._thread.leave, self._vector.close)
         try:
             schema = self._portal.call(_schema, url, options.get("token"))
             self.single_action_space, self.single_observation_space, _ = published(schema, url)
             self._portal.call(self._vector.open)
         except BaseException:
-            self._stack.close()
+            self._end()
             raise
         self.num_envs = num_envs
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -77,7 +79,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         try:
             self._portal.call(self._vector.close)
         finally:
-            self._stack.close()
+            self._end()
+
+    def _end(self) -> None:
+        self._forgotten.detach()
+        self._thread.end()
 
     def _gather(self, results: list[StepResult[Any]]) -> tuple[Any, dict[str, Any]]:
         values = [
