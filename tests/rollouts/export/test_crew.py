@@ -172,7 +172,7 @@ def test_a_store_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
 def test_a_reader_that_is_killed_is_said(folder: Path) -> None:
     with Crew(2, folder, "trl", Policy()) as readers:
         readers.readers[1].process.kill()
-        with pytest.raises(StoreError, match=r"ended with signal 9$") as caught:
+        with pytest.raises(StoreError, match=r"ended with signal 9") as caught:
             list(readers.parts([[1], [2]]))
     assert caught.value.hint
 
