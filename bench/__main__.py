@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import platform
 import resource
 import signal
@@ -19,6 +20,8 @@ from bench.samples import note
 
 def main() -> int:
     """Run the measures and return 1 if one of them could not be taken."""
+    # Where this is set, a peer's workers compile for longer than uvicorn waits for them, again and again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     parser = _parser()
     options = parser.parse_args()
     for name in options.measures:

@@ -115,8 +115,8 @@ class Loan(Job):
         self, runner: Runner, watch: Watch, returns: Returns, pace: Pace | None, ended: Callable[[Loan], None]
     ) -> None:
         self.runner = runner
-        self.was_slow = False
-        """Whether a step has kept other sessions waiting."""
+        self.slow_for = 0.0
+        """For how long a step has kept other sessions waiting, once it has ended."""
         self._watch = watch
         self._returns = returns
         self._pace = pace
@@ -187,7 +187,6 @@ class Loan(Job):
         began = self._began
         is_alone = len(self._by_session) < 2
         if began is not None and now - began > (STAYS_OUT if is_alone else PATIENCE):
-            self.was_slow = self.was_slow or not is_alone
             self._takes_more = False
             self.call_all_home()
 
@@ -270,7 +269,7 @@ class Loan(Job):
         self._returns.put(step, late=True)
 
     def _run(self, step: StepAside) -> None:
-        self._began = monotonic()
+        self._began = began = monotonic()
         if not self._is_looked_after and len(self._by_session) > 1:
             self._is_looked_after = True
             call_on(self._loop, self._look_later)
@@ -280,6 +279,8 @@ class Loan(Job):
         elif self._pace.run(step, self._done) and self._pace.is_long():
             call_on(self._loop, self.call_all_home)
         self._began = None
+        if not self._takes_more:
+            self.slow_for = monotonic() - began
 
     # -- with the lock held -----------------------------------------------------------------------
 

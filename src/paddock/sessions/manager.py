@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paddock.sessions")
 REAP_EVERY = 1.0
-SLOW_LOAN = 1.0
-"""For how long each session keeps to itself after a step of one kept others waiting."""
+APART, APART_AT_MOST = 10, 1.0
+"""So many times as long as a step kept others waiting, each session keeps to itself, and no longer than a second."""
 ROOM_TIMEOUT = 5.0
 ROOM_ELSEWHERE = 1.0
 BORROWER_WAITS = 5.0
@@ -319,8 +319,7 @@ class SessionManager:
 
     def _loan_ended(self, loan: Loan) -> None:
         self.loan = None
-        if loan.was_slow:
-            self._shares_again = self.clock() + SLOW_LOAN
+        self._shares_again = self.clock() + min(APART_AT_MOST, APART * loan.slow_for)
 
     def call_home(self) -> None:
         """Have everything back that is lent."""
