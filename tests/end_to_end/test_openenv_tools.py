@@ -112,3 +112,16 @@ def test_one_that_whispers_is_called_once_each_time_and_has_a_caller_from_then_o
     with sessions("whispering", tmp_path, "paddock") as (socket,):
         assert "session is not available" in call(socket, "whispers", {})["data"]["observation"]["error"]["message"]
         assert call(socket, "whispers", {})["data"]["observation"]["result"]["data"] == 2
+
+
+def test_a_class_that_counts_in_a_step_without_annotations_keeps_its_tools() -> None:
+    """Listing is no step, and what went wrong is known by the exception, not by what a tool happens to say."""
+    assert run_client("both", "openenv_counting.py") == {
+        "tools": ["add", "fail"],
+        "steps after listing": 0,
+        "sum": 3,
+        "steps after a call": 1,
+        "not found": "ToolNotFound",
+        "bad argument": "InvalidToolArguments",
+        "says not found": "ToolFailure",
+    }
