@@ -115,9 +115,7 @@ def command(
     )
     require_address(host)
     variables = read_variables()
-    token = variables.auth_token if auth_token is None else auth_token
-    if token is not None and not token.strip():
-        raise ConfigError("the token is blank", hint="give --auth-token or PADDOCK_AUTH_TOKEN a word, or neither")
+    token = usable_token(variables.auth_token if auth_token is None else auth_token)
     shown = web or variables.web
     if engine == "ray":
         why = "the page of each host shows the store of its node"
@@ -173,6 +171,12 @@ def command(
     serve(app, host=host, port=port, workers=workers, announce=announce)
     if app.state.service.left_running:
         _leave_at_once()
+
+
+def usable_token(given: str | None) -> str | None:
+    if given is not None and not given.strip():
+        raise ConfigError("the token is blank", hint="give --auth-token or PADDOCK_AUTH_TOKEN a word, or neither")
+    return given
 
 
 def tell(name: str, config: ServerConfig, url: str, *, workers: int, shown: bool, as_json: bool) -> None:

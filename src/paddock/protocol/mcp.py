@@ -34,6 +34,12 @@ OPTIONAL = frozenset(("title", "outputSchema", "icons", "annotations", "executio
 FASTMCP_RESULT = ("content", "structured_content", "meta", "data", "is_error")
 
 
+def unsupported(asked: Any) -> jsonrpc.RpcError:
+    """What is said of a revision that we do not speak."""
+    about = {"supported": list(VERSIONS), "requested": asked}
+    return jsonrpc.RpcError(UNSUPPORTED_VERSION, f"Unsupported protocol version: {asked}", about)
+
+
 def choose_version(asked: Any) -> str:
     """The revision to speak with a client that asks for `asked`."""
     return asked if asked in SESSION_VERSIONS else SESSION_VERSIONS[0]

@@ -104,7 +104,7 @@ class McpEndpoint:
         header = lookup(scope["headers"])
         token = header(SESSION_HEADER)
         if not speaks_known_version(header):
-            await _reply(send, 400, jsonrpc.failure(_unknown_version(str(header(VERSION_HEADER)))))
+            await _reply(send, 400, jsonrpc.failure(mcp.unsupported(header(VERSION_HEADER))))
         elif scope["method"] == "POST":
             await self._post(header, scope, receive, send)
         elif token is None or scope["method"] not in ("GET", "DELETE"):
@@ -240,11 +240,6 @@ def _status(response: Any, calls: Any = None) -> int:
 def speaks_known_version(header: Header) -> bool:
     """Whether a request names no revision of MCP in its header, or one that we speak."""
     return header(VERSION_HEADER) in (None, *mcp.VERSIONS)
-
-
-def _unknown_version(asked: str) -> RpcError:
-    about = {"supported": list(mcp.VERSIONS), "requested": asked}
-    return RpcError(mcp.UNSUPPORTED_VERSION, f"Unsupported MCP-Protocol-Version: {asked}", about)
 
 
 def _check_headers(header: Header, calls: list[Call | RpcError] | Call) -> None:

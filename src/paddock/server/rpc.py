@@ -238,11 +238,7 @@ def _check_version(call: Call) -> None:
     """A request of a revision without `initialize` names its own; refuse those we do not speak."""
     asked = mcp.stateless_version(call.params)
     if asked is not None and asked not in mcp.VERSIONS:
-        raise RpcError(
-            mcp.UNSUPPORTED_VERSION,
-            f"Unsupported protocol version: {asked}",
-            {"supported": list(mcp.VERSIONS), "requested": asked},
-        )
+        raise mcp.unsupported(asked)
 
 
 def _notified(caller: Caller, call: Call) -> None:

@@ -16,8 +16,9 @@ import h11
 import orjson
 from picows import WSMsgType
 
+from paddock.client.transports.address import server_url
 from paddock.client.transports.link import Link, connect
-from paddock.errors import ConfigError, ConnectFailed
+from paddock.errors import ConnectFailed
 from paddock.net import HttpConnection
 from paddock.protocol.codec import encode
 from paddock.testing.checks import Skipped, Wrong
@@ -113,7 +114,7 @@ class Peer:
 
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 30.0) -> None:
         """Raises ConfigError for what cannot be the URL of a server."""
-        self.url = checked(url).rstrip("/")
+        self.url = server_url(url)
         self.timeout = timeout
         self.is_paddock = False
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -259,18 +260,6 @@ class Peer:
             except NoExample as error:
                 problems.append(f"{tool['name']}: {error}")
         raise Skipped(f"no example call can be made: {'; '.join(problems)}")
-
-
-def checked(url: str) -> str:
-    """The URL, if it names a host, and a port that there can be. Raises ConfigError."""
-    try:
-        parts = urlsplit(url)
-        problem = None if parts.hostname and parts.port != 0 else "it names no host or no port"
-    except ValueError as error:
-        problem = str(error)
-    if problem is not None:
-        raise ConfigError(f"{url!r} is no URL of a server: {problem}", hint="give the server as http://host:port")
-    return url
 
 
 async def answered(waiting: Awaitable[ResultT], timeout: float) -> ResultT:
