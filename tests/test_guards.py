@@ -67,7 +67,7 @@ def test_type_checkers_see_the_same_names() -> None:
 
 
 def test_the_package_is_typed_and_its_version_is_one() -> None:
-    assert importlib.metadata.version("paddock") == paddock.__version__
+    assert importlib.metadata.version("paddock-rl") == paddock.__version__
     assert (SOURCE / "py.typed").exists()
 
 
@@ -110,7 +110,7 @@ def test_nothing_heavy_is_loaded(imports: str, heavy: tuple[str, ...]) -> None:
 
 
 def test_the_base_install_has_at_most_25_packages() -> None:
-    assert len(closure("paddock")) <= 25
+    assert len(closure("paddock-rl")) <= 25
 
 
 def closure(name: str) -> set[str]:
@@ -133,8 +133,9 @@ def closure(name: str) -> set[str]:
 # -- direction ------------------------------------------------------------------------------------
 
 # What a part may import, beside itself. Above them all stand the command line and the shipped extras.
-BASE = {"errors", "types", "config"}
+BASE = {"errors", "types", "config", "distribution"}
 ALLOWED = {
+    "distribution": set(),
     "errors": set(),
     "types": {"errors"},
     "config": {"errors"},
@@ -223,3 +224,31 @@ def test_the_six_files_a_newcomer_reads_are_there() -> None:
     serving = ("env.py", "protocol/episode.py", "sessions/dispatch.py", "server/ws.py")
     named = (*serving, "client/client.py", "rollouts/rollout.py")
     assert all((SOURCE / name).exists() for name in named)
+
+
+# -- the name on the package index ------------------------------------------------------------------
+
+REPOSITORY = SOURCE.parent.parent
+TEXTS = ("README.md", "pyproject.toml", "docs/**/*.md", "examples/**/*", "src/**/*", "scripts/*.py", "Makefile")
+BARE_NAME = re.compile(r"\b(install|add|uvx)\b[^|#&;]*[ '\"]paddock(?=[\[ '\"`=<>~]|$)|\bpaddock\[(?=[a-z])")
+COMMAND = re.compile(r"paddock (serve|doctor|e2b|fleet|rollout|agents|new|view|check|trace|user)\b")
+
+
+def test_no_text_installs_the_foreign_distribution() -> None:
+    """`paddock` on PyPI is somebody else's: whoever follows our words must get `paddock-rl`."""
+    wrong = [
+        f"{path.relative_to(REPOSITORY)}: {line.strip()}"
+        for pattern in TEXTS
+        for path in REPOSITORY.glob(pattern)
+        if path.is_file() and path.suffix not in (".zst", ".pyc")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if BARE_NAME.search(COMMAND.sub("", line))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "line", ["pip install paddock", "pip install 'paddock[ray]'", "uv add paddock", "install paddock[local]"]
+)
+def test_the_foreign_name_would_be_noticed(line: str) -> None:
+    assert BARE_NAME.search(line)

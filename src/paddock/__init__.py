@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from paddock.distribution import VERSION
+
 if TYPE_CHECKING:
     from paddock.client.client import Client as Client
     from paddock.client.policy import Reconnect as Reconnect
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from paddock.types import State as State
     from paddock.types import StepResult as StepResult
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "Action": "paddock.types",

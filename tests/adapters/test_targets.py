@@ -36,7 +36,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(TargetError, match="gymnasium") as caught:
         load_target("gymnasium:CartPole-v1")
-    assert caught.value.hint == "pip install 'paddock[gymnasium]'"
+    assert caught.value.hint == "pip install 'paddock-rl[gymnasium]'"
 
 
 def test_openenv_that_is_not_here_is_looked_for_elsewhere() -> None:

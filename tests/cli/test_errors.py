@@ -114,7 +114,7 @@ def test_a_missing_extra_is_told_with_how_to_get_it(
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SystemExit):
         main(["trace", "list"])
-    assert "hint: pip install 'paddock[rollouts]'" in capsys.readouterr().err
+    assert "hint: pip install 'paddock-rl[rollouts]'" in capsys.readouterr().err
 
 
 LOOP = ["rollout", "--prompt", "hi", "--model", "replay:none.json", "--agent", "loop", "--env", "counter"]

@@ -79,7 +79,7 @@ def test_it_serves(project: Project) -> None:
 def test_pyproject_is_installable(project: Project) -> None:
     described = tomllib.loads((project.path / "pyproject.toml").read_text())
     assert described["project"]["name"] == "word-game"
-    assert described["project"]["dependencies"][0].startswith("paddock>=")
+    assert described["project"]["dependencies"][0].startswith("paddock-rl>=")
     assert described["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["word_game"]
 
 

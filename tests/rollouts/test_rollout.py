@@ -245,7 +245,7 @@ def test_what_would_help_is_kept_with_the_reason(store: Store, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "e2b", None)
     record = rolled(store, shell(SOLVE), sandbox="e2b")
     assert record.outcome is Outcome.SANDBOX
-    assert record.error == "the e2b backend needs E2B's SDK (pip install 'paddock[e2b]')"
+    assert record.error == "the e2b backend needs E2B's SDK (pip install 'paddock-rl[e2b]')"
 
 
 def test_a_sandbox_that_cannot_be_made_blames_the_sandbox(store: Store) -> None:

@@ -32,7 +32,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ClusterError) as refusal:
         cluster.connect()
-    assert refusal.value.hint == "pip install 'paddock[ray]'"
+    assert refusal.value.hint == "pip install 'paddock-rl[ray]'"
 
 
 def test_a_cluster_that_is_not_there_is_reported_at_once() -> None:

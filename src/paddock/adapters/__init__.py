@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from paddock.distribution import install_command
 from paddock.errors import TargetError
 
 if TYPE_CHECKING:
@@ -53,5 +54,5 @@ def missing(error: ModuleNotFoundError, what: str) -> TargetError:
     """The error for a package that only an extra brings."""
     name = error.name or "a package"
     extra = PACKAGES.get(name.partition(".")[0])
-    hint = f"pip install 'paddock[{extra}]'" if extra else f"pip install {name}"
+    hint = install_command(extra) if extra else f"pip install {name}"
     return TargetError(f"{what} need {name}, which is not installed", hint=hint)

@@ -9,6 +9,7 @@ import os
 import sys
 from typing import IO, Any
 
+from paddock.distribution import install_command
 from paddock.errors import ConfigError, PaddockError
 
 EXTRAS = {
@@ -55,7 +56,7 @@ def run(arguments: list[str] | None) -> int:
         extra = EXTRAS.get(error.name or "")
         if extra is None:
             raise
-        complain(f"this command needs {error.name}", f"pip install 'paddock[{extra}]'")
+        complain(f"this command needs {error.name}", install_command(extra))
         return MISSING
     except click.Abort:
         complain("interrupted")

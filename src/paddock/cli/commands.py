@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from paddock import __version__
+from paddock.distribution import VERSION
 from paddock.errors import ConfigError
 
 COMMANDS = {
@@ -63,6 +63,6 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="paddock")
+@click.version_option(VERSION, prog_name="paddock")
 def paddock() -> None:
     """Environments for LLM agents: serve them, run agents in them, keep every token."""

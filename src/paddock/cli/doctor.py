@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from paddock import __version__
 from paddock.cli import counted, note, print_json
+from paddock.cli.shadow import find_shadow, version_of
+from paddock.distribution import NAME, VERSION
+from paddock.distribution import install_command as from_extra
 from paddock.errors import SandboxError
 
 if TYPE_CHECKING:
@@ -46,8 +48,6 @@ EXTRAS = {
     "xllamacpp": "the local model",
     "gymnasium": "Gymnasium's environments",
     "ray": "clusters",
-    "mcp": "the official MCP client",
-    "fleet-python": "Fleet's client",
     "e2b": "E2B's sandboxes",
     "pyarrow": "Parquet files",
     "logfire": "hosted telemetry",
@@ -130,7 +130,12 @@ def python() -> Finding:
 
 
 def paddock() -> Finding:
-    return Finding("paddock", "ok", __version__)
+    """Our own package, unless a foreign one of the same name is imported in its place."""
+    shadow = find_shadow()
+    if shadow is not None:
+        problem, hint = shadow
+        return Finding("paddock", "problem", f"{VERSION}, but {problem}", hint)
+    return Finding("paddock", "ok", VERSION)
 
 
 def uvloop() -> Finding:
@@ -165,21 +170,16 @@ def extra(name: str, use: str) -> Finding:
 def install_command(name: str) -> str:
     """The smallest extra that brings it if Paddock has one, else the package itself."""
     try:
-        wanted = importlib.metadata.requires("paddock") or []
+        wanted = importlib.metadata.requires(NAME) or []
     except importlib.metadata.PackageNotFoundError:
         wanted = []
     found = (re.match(r"([\w.-]+).*extra == [\"'](\w+)[\"']", line) for line in wanted)
     pairs = [(match[1], match[2]) for match in found if match and match[2] != "dev"]
     sizes = Counter(extra for _, extra in pairs)
-    known = min((extra for package, extra in pairs if package == name), key=sizes.__getitem__, default=None)
-    return f"pip install 'paddock[{known}]'" if known else f"pip install {name}"
-
-
-def version_of(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    bringing = [extra for package, extra in pairs if package == name]
+    # `fleet` is another name for `rollouts`, and has its size.
+    known = min(bringing, key=lambda extra: (sizes[extra], extra == "fleet"), default=None)
+    return from_extra(known) if known else f"pip install {name}"
 
 
 # -- the machine --------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def sandbox() -> Finding:
     try:
         from paddock.rollouts.sandbox import available
     except ImportError as error:
-        return Finding("sandbox", "missing", f"needs {error.name}", "pip install 'paddock[rollouts]'")
+        return Finding("sandbox", "missing", f"needs {error.name}", from_extra("rollouts"))
     problem = available("bwrap")
     if problem is None:
         return Finding("sandbox", "ok", "bwrap starts")
@@ -290,7 +290,7 @@ def container_engine() -> Finding:
     try:
         from paddock.rollouts.sandbox.engine import Engine
     except ImportError as error:
-        return Finding(name, "missing", f"needs {error.name}", "pip install 'paddock[rollouts]'")
+        return Finding(name, "missing", f"needs {error.name}", from_extra("rollouts"))
 
     async def ask() -> str:
         async with asyncio.timeout(PATIENCE), Engine() as engine:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import click
 
-from paddock import __version__
 from paddock.cli import note, print_json
+from paddock.distribution import NAME as DISTRIBUTION
+from paddock.distribution import VERSION
 from paddock.errors import ConfigError
 
-TAKEN = frozenset(("paddock", "pydantic", "pytest", "test", "tests"))
+TAKEN = frozenset(("paddock", "paddock_rl", "pydantic", "pytest", "test", "tests"))
 LONGEST_NAME = 40
 SUFFIX = ".template"
 
@@ -123,7 +124,8 @@ def write(project: Project, kind: Kind) -> list[str]:
         "package": project.package,
         "class": project.class_name,
         "target": project.target,
-        "version": __version__,
+        "version": VERSION,
+        "distribution": DISTRIBUTION,
         "act": kind.act,
     }
     templates = resources.files("paddock.cli") / "template"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paddock.config import MEBIBYTE
+from paddock.distribution import install_command
 from paddock.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def ray_module() -> ModuleType:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise ClusterError("Ray is not installed", hint="pip install 'paddock[ray]'") from error
+        raise ClusterError("Ray is not installed", hint=install_command("ray")) from error
     return ray
 
 

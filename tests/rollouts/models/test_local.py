@@ -53,7 +53,7 @@ def test_a_missing_engine_is_told_before_anything_is_fetched(monkeypatch: pytest
 
     with pytest.raises(ConfigError) as caught:
         run(load())
-    assert "paddock[local]" in (caught.value.hint or "")
+    assert "paddock-rl[local]" in (caught.value.hint or "")
 
 
 def test_a_broken_file_is_a_model_error_and_leaves_no_process(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "e2b", None)
     with pytest.raises(SandboxError, match="E2B's SDK") as caught:
         asyncio.run(open_sandbox("e2b", SandboxSpec(SandboxLimits())))
-    assert caught.value.hint == "pip install 'paddock[e2b]'"
-    assert "paddock[e2b]" in str(available("e2b"))
+    assert caught.value.hint == "pip install 'paddock-rl[e2b]'"
+    assert "paddock-rl[e2b]" in str(available("e2b"))
 
 
 def test_frames_come_as_lines_however_the_text_is_cut() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from paddock.distribution import install_command
 from paddock.errors import ConfigError
 from paddock.rollouts.export import checks
 from paddock.rollouts.export.samples import group_of, lines, metadata, samples
@@ -192,7 +193,7 @@ class Writer:
             import pyarrow
             import pyarrow.parquet
         except ModuleNotFoundError as error:
-            raise ConfigError("Parquet needs pyarrow", hint="pip install 'paddock[parquet]'") from error
+            raise ConfigError("Parquet needs pyarrow", hint=install_command("parquet")) from error
         self._arrow = pyarrow
         self._file = pyarrow.parquet.ParquetWriter(
             path,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import orjson
 
-from paddock import __version__
+from paddock.distribution import VERSION
 from paddock.errors import AgentError, ConfigError
 from paddock.rollouts.agents.base import Agent, Installed
 from paddock.rollouts.loop.chat import ContextFull
@@ -54,7 +54,7 @@ class LoopAgent(Agent):
     """The loop as a plan names it. It is run by `LoopRollout`, in no sandbox."""
 
     name: ClassVar[str] = "loop"
-    version: ClassVar[str] = __version__
+    version: ClassVar[str] = VERSION
     live_events: ClassVar[bool] = True
     clean_abort: ClassVar[bool] = True
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from paddock.distribution import install_command
 from paddock.errors import ConfigError, ModelError
 from paddock.rollouts.processes import process_start_time
 
@@ -46,7 +47,7 @@ _ENGINES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Path, Engine]] = Wea
 def check_engine() -> None:
     """Raises ConfigError if no engine is installed."""
     if importlib.util.find_spec(MODULE) is None:
-        raise ConfigError("a local model needs an engine", hint="install paddock[local]")
+        raise ConfigError("a local model needs an engine", hint=install_command("local"))
 
 
 @asynccontextmanager

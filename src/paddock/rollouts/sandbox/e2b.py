@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from paddock.distribution import install_command
 from paddock.errors import SandboxError
 from paddock.rollouts.sandbox.base import HOME, TESTS
 from paddock.rollouts.sandbox.bundle import program
@@ -46,7 +47,7 @@ ASKED = ("memory_bytes", "cpu_seconds", "processes", "disk_bytes", "cpus")
 ARCHIVE = "/tmp/.paddock-mounts"
 LONGEST_INPUT = 1 << 20
 CLEAN_UP_SECONDS = 60.0
-EXTRA = "pip install 'paddock[e2b]'"
+EXTRA = install_command("e2b")
 
 
 def sdk() -> Any:
