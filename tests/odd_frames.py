@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paddock.server.kernel import ROOM
 from wire import BINARY, CLOSE, CONTINUATION, RawSocket
 
 STEP = '{{"type":"step","data":{{"amount":{}}}}}'
@@ -40,7 +39,7 @@ ODD: dict[str, tuple[str, Callable[[RawSocket], None]]] = {
     "no JSON": ("error", lambda ws: ws.send("what?")),
     "an empty message": ("error", lambda ws: ws.send("")),
     "binary": ("error", lambda ws: ws.send(b"\x00\x01", BINARY)),
-    "a large step": ("observation", lambda ws: ws.send(STEP.format("2" + " " * 2 * ROOM))),
+    "a large step": ("observation", lambda ws: ws.send(STEP.format("2" + " " * 32768))),
     "fragments": ("observation", in_fragments),
     "half a frame": ("observation", lambda ws: in_pieces(ws, frame(STEP.format(2)), 11)),
     "byte by byte": ("observation", lambda ws: in_pieces(ws, frame(STEP.format(2)), 1)),

@@ -27,10 +27,3 @@ def test_a_change_is_noticed_soon(before: Callable[[], None], now: Callable[[], 
     assert pace.is_long() is (before is WAITING)
     weighed(pace, now, enough)
     assert pace.is_long() is (now is WAITING)
-
-
-def test_what_lasts_tells_nothing() -> None:
-    pace, lasting = Pace(), Call(WAITING, lambda *_: None)
-    lasting.lasts = True
-    assert not any(pace.run(lasting, 0) for _ in range(2 * SMOOTHING))
-    assert not pace.is_long()

@@ -1,9 +1,7 @@
 """Threads of their own: one at a time while jobs are short, side by side where they wait, nothing lost."""
 
 import asyncio
-import os
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from paddock.sessions import courtesy
-from paddock.sessions.courtesy import Courtesy
 from paddock.sessions.jobs import Call, Returns
 from paddock.sessions.relay import OwnThread, Relay
 
@@ -177,40 +173,3 @@ async def test_what_takes_long_to_build_can_still_be_quick_to_step() -> None:
             await thread.call(lambda: None)
         thread.close()
     assert not relay.pace.is_long()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux scheduler")
-async def test_threads_are_courteous_after_some_jobs_but_not_while_an_environment_is_built() -> None:
-    threads = team(1)
-    for _ in range(2):
-        assert await threads[0].call(lambda: os.sched_getscheduler(0)) == os.SCHED_OTHER
-    policies = {await threads[0].call(lambda: os.sched_getscheduler(0)) for _ in range(20)}
-    assert os.SCHED_BATCH in policies
-    disband(threads)
-
-
-async def test_courtesy_ends_where_threads_get_up_late_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(courtesy, "monotonic", lambda: now)
-    ours = Courtesy()
-    ours.is_on = True
-
-    def after(seconds: float, *, delay: float, times: int = 1) -> bool:
-        nonlocal now
-        now += seconds
-        for _ in range(times):
-            ours.got_up(now - delay)
-        return ours.is_on
-
-    assert after(0, delay=0.00005, times=100)
-    assert not after(1, delay=0.002, times=10)
-    assert not after(courtesy.TRY_AGAIN - 1, delay=0)
-    assert after(2, delay=0)
-
-
-def test_a_library_that_cannot_tell_the_scheduler_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: int) -> int:
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr("os.sched_getscheduler", refuse)
-    assert Courtesy().is_on is False

@@ -22,8 +22,6 @@ from paddock.server.access import check_access
 from paddock.server.aside import SideWriter
 from paddock.server.hello import SUBPROTOCOL_HEADER, Hello, greeting
 from paddock.server.kernel import is_plain
-from paddock.server.line import SocketLine
-from paddock.server.reading import Reading
 from paddock.server.sockets import converse
 from paddock.sessions.blueprint import Where
 
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
     from paddock.server.outbox import Outbox
     from paddock.server.service import Service
-    from paddock.sessions.loan import Line
 
 PATHS = ("/ws", "/mcp")
 READ_BUFFER = 2048
@@ -56,9 +53,8 @@ class FastSocket(WSListener):
     """One connection: assembles frames into messages, keeps it alive, applies back-pressure."""
 
     __slots__ = (
-        "_client_left", "_has_read_all", "_limit", "_line", "_outbox", "_parts", "_parts_are_text",
-        "_pinged", "_said_goodbye", "_seen", "_side", "_size", "_unsent", "conversation", "heard", "more_comes",
-        "reading", "send_aside", "service", "transport",
+        "_client_left", "_limit", "_outbox", "_parts", "_parts_are_text", "_pinged", "_said_goodbye", "_seen",
+        "_side", "_size", "_unsent", "conversation", "heard", "send_aside", "service", "transport",
     )  # fmt: skip
     """What is small stays in the cache."""
 
@@ -75,12 +71,6 @@ class FastSocket(WSListener):
         self._size = 0
         self.heard = True
         """Whether anything came since the last look; cheaper than taking the time of every frame."""
-        self.reading: Reading
-        self._line: SocketLine | None = None
-        self.more_comes = False
-        """Whether only a part of what came has been given to picows."""
-        self._has_read_all = False
-        """Whether a frame is being dealt with that was the last of what came."""
         self._seen = 0.0
         self._pinged: float | None = None
         self._unsent = 0
@@ -99,10 +89,6 @@ class FastSocket(WSListener):
         else:
             self._side.write(self.transport.send, TEXT, frame)
 
-    @property
-    def line(self) -> Line | None:
-        return self._line if self._has_read_all and not self._said_goodbye else None
-
     def close(self, code: int, reason: str = "") -> None:
         if not self._said_goodbye:
             self._said_goodbye = True
@@ -117,12 +103,9 @@ class FastSocket(WSListener):
         self.service.start()
         self._outbox = self.service.outbox
         self.service.sockets.add(self)
-        plain = is_plain(below)
-        self.reading = Reading(below, self.service.inbox if plain else None, self)
-        if plain and self.service.blueprint.step.where is Where.THREAD:
+        if is_plain(below) and self.service.blueprint.step.where is Where.THREAD:
             self._side = SideWriter(below)
             self.send_aside = self._side.send
-            self._line = SocketLine(self, self.reading, below, self._limit)
         self.conversation.begin()
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
@@ -137,11 +120,7 @@ class FastSocket(WSListener):
                 # picows goes on reading after a close, also what it has just refused as too big.
                 return
             elif kind == TEXT and frame.fin and not self._parts:
-                self._has_read_all = is_last = frame.tail_size == 0 and not self.more_comes
                 self.conversation.receive(frame.get_payload_as_bytes())
-                self._has_read_all = False
-                if is_last and not self._said_goodbye:
-                    self.reading.enter_inbox()
             elif kind == PING:
                 self._write(transport.send_pong, frame.get_payload_as_bytes())
             elif kind != PONG:
@@ -152,32 +131,15 @@ class FastSocket(WSListener):
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self.service.sockets.discard(self)
-        self.reading.end()
         self._end_aside()
         self.conversation.lost(clean=self._client_left)
 
     def pause_writing(self) -> None:
         """The client does not read its answers: take no more requests until it does."""
-        self.reading.pause()
+        self.transport.underlying_transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self.reading.resume()
-
-    # -- Listener of the inbox --------------------------------------------------------------------
-
-    def hear(self, message: bytes) -> None:
-        if self._said_goodbye:
-            return
-        self.heard = self._has_read_all = True
-        try:
-            self.conversation.receive(message)
-        except Exception:
-            logger.exception("a message could not be handled")
-            self.close(1011)
-        self._has_read_all = False
-
-    def give_back(self, unread: bytes) -> None:
-        self.reading.take_back(unread)
+        self.transport.underlying_transport.resume_reading()
 
     # -- keeping it alive -------------------------------------------------------------------------
 
@@ -261,14 +223,12 @@ class FastProtocol(WSProtocol):  # type: ignore[misc]
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        """uvicorn repeats the request here, and other readers what they could not read, for picows to go on with."""
+        """uvicorn repeats here what it has read, for picows to go on with."""
         while data:
             room = self.get_buffer(len(data))
             taken = min(len(room), len(data))
             room[:taken] = data[:taken]
             data = data[taken:]
-            if isinstance(self.listener, FastSocket):
-                self.listener.more_comes = bool(data)
             self.buffer_updated(taken)
 
     def shutdown(self) -> None:

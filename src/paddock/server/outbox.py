@@ -31,16 +31,7 @@ class Outbox:
         self._connections = connections
         self._frames: list[tuple[WSTransport, bytes]] = []
         self._since = 0.0
-        self._is_held = False
         self._loop = asyncio.get_running_loop()
-
-    def hold(self) -> None:
-        """More answers follow at once: the caller will `release` them, in this turn."""
-        self._is_held = True
-
-    def release(self) -> None:
-        self._is_held = False
-        self.empty()
 
     def put(self, transport: WSTransport, frame: bytes) -> None:
         """Send it, at the end of this turn at the latest."""
@@ -51,8 +42,7 @@ class Outbox:
         frames.append((transport, frame))
         if len(frames) == 1:
             self._since = monotonic()
-            if not self._is_held:
-                self._loop.call_soon(self.empty)
+            self._loop.call_soon(self.empty)
         elif len(frames) >= TOGETHER or monotonic() - self._since > HELD_SECONDS:
             self.empty()
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 from paddock.errors import PaddockError
-from paddock.server.inbox import Inbox
-from paddock.server.kernel import Receiver, read
 from paddock.server.outbox import Outbox
-from paddock.sessions.blueprint import Where
 from paddock.sessions.dispatch import Dispatch
 from paddock.sessions.manager import SessionManager
 
@@ -66,7 +62,6 @@ class Service:
         """Whether loops come and go under it. Then no session lasts from one HTTP request to the next."""
         self.sockets: set[Watched] = set()
         self.outbox: Outbox
-        self.inbox: Inbox | None = None
         self.stopping = False
         self.left_running = False
         """Whether something of an environment went on when the server had stopped, and could not be ended."""
@@ -103,17 +98,13 @@ class Service:
         if colleagues is not None:
             self._manager.ask_others_for_room = colleagues.ask_for_room
         self.outbox = Outbox(self.sockets)
-        if sys.platform == "linux":
-            receive = read if self.blueprint.step.where is Where.INLINE else Receiver().receive
-            most = self.config.limits.message_bytes
-            self.inbox = Inbox(most, self.outbox, receive, self._has_nothing_else_to_do)
         self._tick()
 
     def _leave_behind(self, manager: SessionManager) -> None:
         """Its loop ended without a drain: each call of a test client has a loop of its own."""
         manager.abandon()
         self.outlives_its_loops = True
-        self.inbox = self._probe = None
+        self._probe = None
         self.sockets.clear()
         self._tasks.clear()
 
@@ -130,14 +121,7 @@ class Service:
         await self._manager.drain(self.config.limits.drain_grace if grace is None else grace)
         if self._timer is not None:
             self._timer.cancel()
-        if self.inbox is not None:
-            self.inbox.close()
-            self.inbox = None
         self._manager = None
-
-    def _has_nothing_else_to_do(self) -> bool:
-        """Whether the loop may wait awake: steps are its own business, and no other worker needs its core."""
-        return self.blueprint.step.where is Where.INLINE and self.colleagues is None
 
     async def metadata(self) -> EnvironmentMetadata:
         """What the environment says of itself. An instance is asked once."""

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from paddock.errors import PaddockError
     from paddock.server.service import Service
-    from paddock.sessions.loan import Line
 
 MOST_UNREAD = 64
 """So many answers may wait for a client that goes on asking."""
@@ -33,7 +32,6 @@ class AsgiSocket:
     """A `Socket` whose frames are written by a task, because ASGI's `send` has to be awaited."""
 
     send_aside: Callable[[bytes], bool] | None = None
-    line: Line | None = None
 
     def __init__(self) -> None:
         self.outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

@@ -30,7 +30,6 @@ from paddock.protocol.codec import not_json
 from paddock.protocol.episode import GetState, Reset, Step
 from paddock.protocol.messages import CancelMessage, CloseMessage, McpMessage, Single
 from paddock.protocol.resume import Verdict
-from paddock.server.plain_frame import text_in
 from paddock.server.rpc import SocketCaller, answer
 from paddock.sessions.session import LATER, Door, Session
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     from paddock.server.hello import Hello
     from paddock.server.service import Service
-    from paddock.sessions.loan import Line
     from paddock.sessions.work import StepAside, Work
 
 logger = logging.getLogger("paddock.server")
@@ -59,10 +57,6 @@ class Socket(Protocol):
 
     send_aside: Callable[[bytes], bool] | None
     """Sends from any thread, past the loop; False if this frame must take the loop. None where no thread may send."""
-
-    @property
-    def line(self) -> Line | None:
-        """The connection, if a thread may read it now: no half-read frame is pending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +195,6 @@ class Conversation:
 
     # -- steps on threads: what a thread calls, then what the loop calls -----------------------------
 
-    def read_aside(self, data: bytes) -> Any:
-        """On a thread: the action in what it read; None if that is for the loop to read."""
-        raw = text_in(data)
-        return None if raw is None else self._quick_step(raw)
-
     def write_aside(self, work: StepAside) -> bytes:
         """On a thread: the frame that answers a step."""
         return write_step(work.value)
@@ -217,10 +206,6 @@ class Conversation:
     def is_pressing(self) -> bool:
         """On a thread: whether the loop must hear of the answer at once, because others wait for their turn."""
         return bool(self._backlog)
-
-    @property
-    def line(self) -> Line | None:
-        return self.socket.line
 
     def answered_aside(self, work: StepAside) -> None:
         """On the loop: a thread has answered, or left the frame to be sent here."""

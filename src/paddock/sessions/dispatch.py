@@ -63,11 +63,7 @@ class Dispatch:
         return work
 
     def answers_at_once(self, session: Session) -> bool:
-        """Whether a call of a tool, submitted now, would be answered before `submit` returns.
-
-        A session that is lent to a thread is called home for it: a step might just begin there.
-        """
-        session.call_home()
+        """Whether a call of a tool, submitted now, would be answered before `submit` returns."""
         blueprint = self.blueprint
         method = blueprint.call_tool if _calls_past_step(blueprint) else blueprint.step_by_tool
         return method.where is Where.INLINE and not session.is_running

@@ -56,8 +56,6 @@ class Job:
 
     value: Any = None
     error: BaseException | None = None
-    lasts = False
-    """Whether it takes as long as it takes, whatever others of its kind do."""
 
     def call(self) -> Any:
         raise NotImplementedError
@@ -147,9 +145,6 @@ class Returns:
 class Runner(ABC):
     """Where the jobs of a session are done."""
 
-    can_spare_one: bool
-    """Whether a job that lasts keeps no others waiting."""
-
     @abstractmethod
     def submit(self, job: Job) -> None:
         """On the loop. Threads hear of it at the end of the loop's turn, together with all others of that turn."""
@@ -192,7 +187,7 @@ class Pace:
 
         Only some are, but all as long as they are not what was expected: what comes in thousands changes at once.
         """
-        if job.lasts or (self._is_sure and number % WEIGHED_EVERY):
+        if self._is_sure and number % WEIGHED_EVERY:
             job.run()
             return False
         began, computed = monotonic(), thread_time()

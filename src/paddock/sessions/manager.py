@@ -16,7 +16,6 @@ from paddock.errors import CapacityReached, FactoryError, ServerDraining, Sessio
 from paddock.protocol.redact import told
 from paddock.sessions.blueprint import Affinity, Blueprint
 from paddock.sessions.jobs import Returns, Runner, awaited
-from paddock.sessions.loan import Loan
 from paddock.sessions.relay import OwnThread, Relay
 from paddock.sessions.runner import Threads
 from paddock.sessions.session import Door, Session, SessionInfo
@@ -27,12 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from paddock.config import Limits
-    from paddock.sessions.work import StepAside, Work
+    from paddock.sessions.work import Work
 
 logger = logging.getLogger("paddock.sessions")
 REAP_EVERY = 1.0
-APART, APART_AT_MOST = 10, 1.0
-"""So many times as long as a step kept others waiting, each session keeps to itself, and no longer than a second."""
 ROOM_TIMEOUT = 5.0
 ROOM_ELSEWHERE = 1.0
 BORROWER_WAITS = 5.0
@@ -77,9 +74,6 @@ class SessionManager:
         self.leases = Leases()
         self.loop = asyncio.get_running_loop()
         self.returns = Returns()
-        self.loan: Loan | None = None
-        self._shares_again = 0.0
-        """When a thread may do the steps of several sessions again."""
         self.threads = Threads(limits.threads, returns=self.returns)
         self._relay = Relay(self.returns)
         self.metrics = Metrics()
@@ -127,8 +121,6 @@ class SessionManager:
         environment = await self.build(threads, holds_slot=True)
         session = Session(self, environment, door, threads, token)
         self._sessions[session.token] = session
-        if self.loan is not None and self.loan.runner is not self.threads:
-            self.call_home()
         self.metrics.sessions_opened += 1
         logger.info("session %s opened (%s)", session.id, door.value)
         if self.is_draining():
@@ -291,41 +283,6 @@ class SessionManager:
             return OwnThread(self._relay)
         return self.threads
 
-    def lend(self, step: StepAside) -> bool:
-        """Have a thread carry it out that reads on for its session; False if the connection stays with the loop."""
-        line, runner = step.door.line, step.session.threads
-        if line is None or self.is_draining() or not (len(self._sessions) == 1 or self._may_share(step.session)):
-            return False
-        try:
-            if self.loan is not None:
-                return self.loan.runner is runner and self.loan.take(step, line)
-            if not runner.can_spare_one:
-                return False
-            pace = self.threads.pace if runner is self.threads else None
-            loan = Loan(runner, line.watch(), self.returns, pace, self._loan_ended)
-            loan.begin(step, line)
-        except OSError as error:
-            logger.debug("a connection stays with the loop: %s", error)
-            return False
-        self.loan = loan
-        runner.submit(loan)
-        return True
-
-    def _may_share(self, session: Session) -> bool:
-        """Whether one thread may do its steps and those of others."""
-        if session.threads is not self.threads or not session.is_quick or self.threads.pace.is_long():
-            return False
-        return self.clock() >= self._shares_again
-
-    def _loan_ended(self, loan: Loan) -> None:
-        self.loan = None
-        self._shares_again = self.clock() + min(APART_AT_MOST, APART * loan.slow_for)
-
-    def call_home(self) -> None:
-        """Have everything back that is lent."""
-        if self.loan is not None:
-            self.loan.call_all_home()
-
     def release_threads(self, threads: Runner) -> None:
         if threads is not self.threads and threads is not self._shared_thread:
             threads.close()
@@ -352,8 +309,6 @@ class SessionManager:
         """Look after everything that has a deadline. Called about ten times a second."""
         self.returns.deliver()
         now = self.clock()
-        if self.loan is not None:
-            self.loan.look_after(now)
         for work in [*self.running, *self.queued]:
             if work.deadline is not None and now >= work.deadline and not work.expired:
                 work.session.expire(work)
@@ -386,7 +341,6 @@ class SessionManager:
     async def drain(self, grace: float) -> None:
         """Refuse newcomers, let running requests finish within `grace`, then close every session."""
         self._draining = True
-        self.call_home()
         self.slots.turn_away(ServerDraining("the server is shutting down"))
         self._drain_until = self.clock() + grace
         while (self.running or self._builds or self._tasks) and self.clock() < self._drain_until:

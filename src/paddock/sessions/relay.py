@@ -15,8 +15,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Final
 
-from paddock.sessions.courtesy import Courtesy
-from paddock.sessions.jobs import PATIENCE, WEIGHED_EVERY, Job, Returns, Runner, Turns
+from paddock.sessions.jobs import PATIENCE, Job, Returns, Runner, Turns
 
 FIRST_STEP = 2
 """The number of a session's first step, after it was built and reset. Those two are not like the others."""
@@ -44,7 +43,6 @@ class Relay(Turns[tuple["OwnThread", Job]]):
         self._is_awaited = False
         """Whether the loop rests."""
         self._awake = 0
-        self.courtesy = Courtesy()
 
     # -- on the loop ------------------------------------------------------------------------------
 
@@ -111,8 +109,6 @@ class Relay(Turns[tuple["OwnThread", Job]]):
 class OwnThread(Runner):
     """One session's thread, and nobody else's."""
 
-    can_spare_one = True
-
     def __init__(self, relay: Relay) -> None:
         self.began = 0.0
         """When its last job did."""
@@ -158,13 +154,9 @@ class OwnThread(Runner):
         self._is_up = True
 
     def _work(self) -> None:
-        relay, done, courteous = self._relay, 0, False
+        relay, done = self._relay, 0
         while (job := self._inbox.get()) is not GO_HOME:
-            number = done - FIRST_STEP
-            if number % WEIGHED_EVERY == 0:
-                relay.courtesy.got_up(self.began)
-                courteous = relay.courtesy.follow(courteous)
-            relay.pace.run(job, number)
+            relay.pace.run(job, done - FIRST_STEP)
             relay.hand_in(job, self.began, more=relay.goes_on_after(self))
             done += 1
             del job

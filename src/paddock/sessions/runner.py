@@ -27,7 +27,6 @@ class Threads(Turns[Job], Runner):
     def __init__(self, limit: int, name: str = "paddock", returns: Returns | None = None) -> None:
         super().__init__(returns or Returns())
         self.limit = limit
-        self.can_spare_one = limit > 1
         self._name = name
         self._numbers = itertools.count()
         self._lock = threading.Lock()

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paddock.sessions")
 MOST_WAITING = 256
-QUICK = 0.0005
-"""A step that takes less may be done by a thread that does those of many sessions."""
 LATER = object()
 
 
@@ -75,7 +73,7 @@ class Session:
     __slots__ = (
         "_beside", "_current", "_manager", "_step", "_step_timings", "_timings", "_waiting", "attachment", "clock",
         "close_when_detached", "closed", "door", "dropped_at", "ended", "environment", "episode", "holds_slot", "id",
-        "is_closing_environment", "is_quick", "last_active", "ledger", "opened_at", "resumable", "threads", "token",
+        "is_closing_environment", "last_active", "ledger", "opened_at", "resumable", "threads", "token",
         "went_on",
     )  # fmt: skip
     """What is small stays in the cache."""
@@ -117,8 +115,6 @@ class Session:
         self._beside: set[Work] = set()
         """Calls that overlap with all others."""
         self.is_closing_environment = False
-        self.is_quick = False
-        """Whether its last step was."""
 
     def __repr__(self) -> str:
         return f"<Session {self.id} {self.door.value} {self.episode.phase.name.lower()} steps={self.episode.steps}>"
@@ -144,7 +140,6 @@ class Session:
 
     def submit(self, work: Work) -> None:
         """Carry out `work` now, or after what is already under way."""
-        self.call_home()
         if work.method.where is Where.BESIDE and not self.closed:
             self._beside.add(work)
             self._start(work)
@@ -195,43 +190,26 @@ class Session:
         """Carry out a step on a thread that answers through `door`; False if it has to go the common way."""
         if self._step.where is not Where.THREAD or self._current is not None or self.closed:
             return False
-        work = self.begin_step(action, door)
-        if not self._manager.lend(work):
-            self.threads.submit(work)
-        return True
-
-    def begin_step(self, action: Any, door: SideDoor) -> StepAside:
-        """On whatever has the session: the loop, or the thread that it is lent to."""
         self._current = work = StepAside(self, action, door, self._step, self.clock())
         self._manager.running.add(work)
-        return work
-
-    def stepped(self, work: StepAside) -> None:
-        """Where it was begun: a thread has answered it."""
-        self._manager.running.discard(work)
-        if work.overdue:
-            self._manager.metrics.hung_calls -= 1
-        self._current = None
-        self.last_active = work.ended
-        self._step_timings.observe(work.ended - work.started)
-        self.is_quick = work.took < QUICK
-        self.episode.stepped(work.done)
+        self.threads.submit(work)
+        return True
 
     def stepped_aside(self, work: StepAside) -> None:
         """The loop hears of it."""
         if not work.is_answered:
             self.returned(work)
             return
-        self.stepped(work)
+        self._manager.running.discard(work)
+        if work.overdue:
+            self._manager.metrics.hung_calls -= 1
+        self._current = None
+        self.last_active = work.ended
+        self._step_timings.observe(work.ended - work.started)
+        self.episode.stepped(work.done)
         work.door.answered_aside(work)
         if self._waiting or self.closed:
             self._go_on()
-
-    def call_home(self) -> None:
-        """Have the session back, if it is lent to a thread."""
-        loan = self._manager.loan
-        if loan is not None:
-            loan.call_home(self)
 
     def catch_up(self) -> None:
         """Hear of what threads have ended meanwhile."""
@@ -264,7 +242,6 @@ class Session:
 
     def expire(self, work: Work) -> None:
         """The deadline of a request has passed: of one that runs, or that waits for its turn."""
-        self.call_home()
         work.expired = True
         if work in self._waiting:
             self._waiting.remove(work)
@@ -399,7 +376,6 @@ class Session:
 
     async def invoke(self, name: str, *arguments: Any) -> Any:
         """Call another method of the environment, where its methods run. Raises StepTimeout, or what it raises."""
-        self.call_home()
         limit = self._manager.limits.step_timeout
         try:
             async with asyncio.timeout(limit) as deadline:
@@ -412,7 +388,6 @@ class Session:
     # -- the connection ---------------------------------------------------------------------------
 
     def attach(self, attachment: Attachment) -> None:
-        self.call_home()
         before, self.attachment = self.attachment, attachment
         if before is not None and before is not attachment:
             before.replaced()
@@ -421,7 +396,6 @@ class Session:
 
     def detach(self, attachment: Attachment, *, dropped: bool) -> None:
         """The connection is gone; `dropped` if it did not say goodbye."""
-        self.call_home()
         if self.attachment is attachment:
             self.attachment = None
             self.last_active = self._manager.clock()
@@ -466,7 +440,6 @@ class Session:
 
     def close(self, reason: str) -> None:
         """End the session. Running work is cancelled, waiting work refused, the environment closed."""
-        self.call_home()
         self.catch_up()
         if self.closed:
             return

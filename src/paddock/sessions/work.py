@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from paddock.errors import PaddockError
     from paddock.protocol.episode import Request
     from paddock.sessions.blueprint import Method
-    from paddock.sessions.loan import Line
     from paddock.sessions.session import Session
 
 
@@ -35,13 +34,6 @@ class SideDoor(Attachment, Protocol):
     timeout: float | None
     """How long a step may take."""
 
-    @property
-    def line(self) -> Line | None:
-        """Set where a thread may read the connection as well."""
-
-    def read_aside(self, data: bytes) -> Any:
-        """On the thread: the action, if these bytes are one plain step and nothing else; None if not."""
-
     def write_aside(self, work: StepAside) -> bytes:
         """On the thread: the answer to what it has just carried out."""
 
@@ -53,9 +45,6 @@ class SideDoor(Attachment, Protocol):
 
     def answered(self, work: Work, answer: Any) -> None:
         """On the loop: answer what no thread has."""
-
-    def rest(self) -> None:
-        """On the loop, which has the connection back: nothing is carried out for it now."""
 
     def is_pressing(self) -> bool:
         """On the thread: whether the client has sent more, so that the loop should hear of the answer at once."""
@@ -107,7 +96,7 @@ class StepAside(Work):
 
     __slots__ = (
         "action", "deadline", "done", "door", "ended", "error", "expired", "is_answered", "method", "overdue",
-        "reply", "session", "settled", "started", "took", "unsent", "value",
+        "reply", "session", "settled", "started", "unsent", "value",
     )  # fmt: skip
     """Two threads look at it, and what is small moves quickly between them."""
 
@@ -129,7 +118,7 @@ class StepAside(Work):
         self.value = self.error = None
         self.unsent: bytes | None = None
         """The answer, until it is sent."""
-        self.ended = self.took = 0.0
+        self.ended = 0.0
         self.done = False
 
     def run(self) -> None:
@@ -138,9 +127,8 @@ class StepAside(Work):
         try:
             self.value = value = session.environment.step(self.action)
             self.ended = session.clock()
-            self.took = self.ended - began
             # The loop hears of a long one at once, and then is quicker to answer it with others of its kind.
-            if self.took < PATIENCE and session.attachment is self.door:
+            if self.ended - began < PATIENCE and session.attachment is self.door:
                 self.done = is_done(value)
                 self.unsent = self.door.write_aside(self)
         except BaseException as error:
