@@ -21,6 +21,7 @@ REQUIREMENTS = {
     "mcp2": ["mcp==2.3.0"],
     "fastmcp": ["fastmcp==4.1.2"],
     "fleet": ["fleet-python==0.2.133", "mcp==1.24.0"],
+    "fleet_and_paddock": ["fleet-python==0.2.133", "--editable", f"{REPOSITORY}[rollouts]"],
     "vendors": ["openai==3.49.0", "anthropic==2.8.0", "google-genai==3.1.0"],
     "both": ["openenv==0.10.0", "--editable", str(REPOSITORY)],
     "e2b": ["e2b==2.63.0", "e2b-code-interpreter==2.11.5", "--editable", f"{REPOSITORY}[rollouts]"],

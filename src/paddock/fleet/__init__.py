@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from paddock.fleet.context import CONTEXT_TOOL_NAMES as CONTEXT_TOOL_NAMES
     from paddock.fleet.context import CONTEXT_TOOLS as CONTEXT_TOOLS
     from paddock.fleet.context import ContextManager as ContextManager
+    from paddock.fleet.evaluation import TaskEvaluator as TaskEvaluator
+    from paddock.fleet.evaluation import evaluate_task as evaluate_task
     from paddock.fleet.events import clear_task_context as clear_task_context
     from paddock.fleet.events import configure_fleet_telemetry as configure_fleet_telemetry
     from paddock.fleet.events import set_task_context as set_task_context
@@ -40,10 +42,12 @@ _HOMES = {
     "FleetMCPTools": "tools",
     "FleetTaskEnv": "task_env",
     "ListToolsAction": "models",
+    "TaskEvaluator": "evaluation",
     "clear_task_context": "events",
     "close_all": "leases",
     "configure_fleet_telemetry": "events",
     "create_trace_job": "trace",
+    "evaluate_task": "evaluation",
     "make_fleet_task_env": "task_env",
     "set_task_context": "events",
     "sweep": "leases",

@@ -73,7 +73,7 @@ class FleetEnvClient:
         ttl_seconds: int | None = 3600,
         env_variables: dict[str, Any] | None = None,
         **options: Any,
-    ) -> tuple[FleetEnvClient, FleetMCPTools]:
+    ) -> tuple[FleetEnvClient, FleetMCPTools | Any]:
         """An instance, waited for. The same as `from_fleet_async`, for code that is not async."""
         thread = LoopThread()
         try:
@@ -98,8 +98,8 @@ class FleetEnvClient:
         region: str | None = None,
         ttl_seconds: int | None = 3600,
         env_variables: dict[str, Any] | None = None,
-        *,
         skip_mcp: bool = False,
+        *,
         base_url: str | None = None,
         run_id: str | None = None,
         heartbeat_interval: int | None = None,
@@ -109,10 +109,11 @@ class FleetEnvClient:
         context: TaskContext | None = None,
         bus: Bus = process_bus,
         **options: Any,
-    ) -> tuple[FleetEnvClient, FleetMCPTools]:
+    ) -> tuple[FleetEnvClient, FleetMCPTools | Any]:
         """Make an instance and hand out its two sides: the orchestrator's and the agent's.
 
-        `base_url` is the control plane's. Other options go to the constructor. Raises ProvisioningFailed.
+        With `skip_mcp` there is no agent's side: the tools are None. `base_url` is the control plane's. Other options
+        go to the constructor. Raises ProvisioningFailed.
         """
         plane = Plane(plane_address(api_key, base_url))
         context = context or _context_for(env_key)
@@ -135,15 +136,17 @@ class FleetEnvClient:
             orchestrator = cls(
                 instance.urls.manager, handle, plane.address.api_key, urls, context=context, bus=bus, **options
             )
-            tools = FleetMCPTools(
-                api_key=plane.address.api_key,
-                mcp_urls=urls,
-                on_collision=on_collision,
-                on_partial=on_partial,
-                context=context,
-                bus=bus,
-                handle=handle,
-            )
+            tools = None
+            if not skip_mcp:
+                tools = FleetMCPTools(
+                    api_key=plane.address.api_key,
+                    mcp_urls=urls,
+                    on_collision=on_collision,
+                    on_partial=on_partial,
+                    context=context,
+                    bus=bus,
+                    handle=handle,
+                )
         except BaseException:
             await handle.close(bus)
             raise

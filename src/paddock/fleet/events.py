@@ -6,11 +6,15 @@ environments in one task never mix them up.
 
 from __future__ import annotations
 
+import logging
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from paddock.errors import ConfigError
 from paddock.telemetry.bus import Level, bus
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,12 @@ class TaskContext:
 _ambient: ContextVar[TaskContext | None] = ContextVar("paddock_fleet_task", default=None)
 
 
-def set_task_context(env_key: str, env_version: str = "", task_key: str = "", modality: str = "") -> None:
+def set_task_context(
+    env_key: str | None = None,
+    env_version: str | None = None,
+    task_key: str | None = None,
+    modality: str | None = None,
+) -> None:
     """The base attributes of events that belong to no rollout, from here on in this context."""
     _ambient.set(TaskContext(env_key, env_version, task_key, modality))
 
@@ -45,16 +54,21 @@ def ambient_context() -> TaskContext:
 
 
 def configure_fleet_telemetry(
-    token: str, environment: str = "training_rollouts", service_name: str = "openenv-fleet"
+    token: str | None = None, environment: str = "training_rollouts", service_name: str = "openenv-fleet"
 ) -> None:
-    """Send all events to Logfire. Raises ConfigError when the `logfire` package is not installed.
+    """Send all events to Logfire, with this token or the one that Logfire finds itself (`LOGFIRE_TOKEN`).
 
-    Called again, it replaces what the earlier call set up.
+    Telemetry never stops a run: without the `logfire` package a warning is logged, and without any token nothing is
+    sent. Called again, it replaces what the earlier call set up.
     """
     global _unsubscribe
     from paddock.telemetry.sinks.logfire import LogfireSink
 
-    sink = LogfireSink(token, environment=environment, service_name=service_name)
+    try:
+        sink = LogfireSink(token or None, environment=environment, service_name=service_name)
+    except ConfigError as error:
+        logger.warning("events are not sent to Logfire: %s (%s)", error, error.hint)
+        return
     if _unsubscribe is not None:
         _unsubscribe()
     _unsubscribe = bus.subscribe(sink)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 from paddock.fleet import leases
 from paddock.fleet.errors import FleetError
 from paddock.fleet.events import CloseFailed
+from paddock.fleet.sdk_calls import SdkCalls
 from paddock.telemetry.bus import Bus
 from paddock.telemetry.bus import bus as process_bus
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class InstanceHandle:
+class InstanceHandle(SdkCalls):
     """One instance that was made for us, and its one end."""
 
     def __init__(self, plane: Plane, instance: Instance, *, ttl_seconds: float | None, context: TaskContext) -> None:

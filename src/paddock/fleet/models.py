@@ -16,14 +16,35 @@ class ListToolsAction:
     """The tools an agent may use, in OpenAI form."""
 
     tools: list[dict[str, Any]] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class CallToolAction:
-    """One tool call of an agent."""
+    """One tool call of an agent. `arguments` is another name for `parameters`."""
 
-    tool_name: str = ""
-    arguments: dict[str, Any] = field(default_factory=dict)
+    tool_name: str
+    parameters: dict[str, Any]
+    metadata: dict[str, Any]
+
+    def __init__(
+        self,
+        tool_name: str = "",
+        parameters: dict[str, Any] | None = None,
+        *,
+        arguments: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        """Raises TypeError if both names are given."""
+        if parameters is not None and arguments is not None:
+            raise TypeError("parameters and arguments are the same thing: pass one of them")
+        self.tool_name = tool_name
+        self.parameters = (parameters if parameters is not None else arguments) or {}
+        self.metadata = metadata or {}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return self.parameters
 
 
 @dataclass(frozen=True, slots=True)

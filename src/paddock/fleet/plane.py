@@ -256,6 +256,10 @@ class Plane:
         """Any other POST, sent once under a name of its own."""
         return (await self._send("POST", path, seconds, body, {"X-Request-ID": str(uuid.uuid4())})).json()
 
+    async def get_json(self, path: str, *, seconds: float) -> Any:
+        """Any other GET, repeated when it fails in passing."""
+        return (await self._repeated("GET", path, seconds)).json()
+
     # -- the wire -------------------------------------------------------------------------------------
 
     async def _repeated(

@@ -18,6 +18,7 @@ from paddock.fleet import leases
 from paddock.fleet.errors import FleetError
 from paddock.fleet.plane import Plane
 from paddock.fleet.scene import FleetScene
+from paddock.fleet.task import read_document
 from paddock.rollouts.batch import RETRIES, BatchResult, new_batch_id
 from paddock.rollouts.limits import Budget, Timeouts
 from paddock.rollouts.loop.agent import SYSTEM, LoopAgent, LoopLimits
@@ -53,12 +54,9 @@ def read_tasks(path: str | Path) -> list[dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{path} cannot be read: {error}", hint=f"give a file with {FORM}") from None
     try:
-        document = json.loads(text)
-    except ValueError as whole:
-        try:
-            document = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError:
-            raise TaskError(f"{path} is not JSON: {whole}", hint=f"give a file with {FORM}") from None
+        document = read_document(text)
+    except ValueError as error:
+        raise TaskError(f"{path} is not JSON: {error}", hint=f"give a file with {FORM}") from None
     listed = document.get("tasks", [document]) if isinstance(document, dict) else document
     if not isinstance(listed, list) or not listed:
         raise TaskError(f"{path} holds no tasks", hint=f"write {FORM}")

@@ -9,6 +9,8 @@ from typing import Any
 from paddock.errors import TaskError
 from paddock.fleet.events import TaskContext
 
+FORMS = '{"tasks": […]}, a list, or a task a line'
+
 
 class TaskView:
     """Reads a task config. Changes nothing in it."""
@@ -49,15 +51,37 @@ class TaskView:
 
 
 def read_tasks(path: str | Path) -> list[dict[str, Any]]:
-    """The tasks of a file with `{"tasks": […]}` or a list. Raises TaskError (a ValueError)."""
+    """The tasks of a file with `{"tasks": […]}`, a list, or a task a line. Raises TaskError (a ValueError)."""
     try:
-        document = json.loads(Path(path).read_text())
+        document = read_document(Path(path).read_text("utf-8"))
     except ValueError as error:
-        raise TaskError(f"{path} is not JSON: {error}") from error
-    tasks = document.get("tasks") if isinstance(document, dict) else document
-    if not isinstance(tasks, list):
-        raise TaskError(f"{path} holds no tasks", hint='write {"tasks": […]} or a list')
+        raise TaskError(f"{path} is neither JSON nor JSONL: {error}", hint=f"write {FORMS}") from error
+    tasks = document.get("tasks", [document]) if isinstance(document, dict) else document
+    if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
+        raise TaskError(f"{path} holds no tasks", hint=f"write {FORMS}")
     return tasks
+
+
+def read_document(text: str) -> Any:
+    """JSON, or the list of what the lines of JSONL hold. Raises ValueError, which names the line."""
+    try:
+        return json.loads(text)
+    except ValueError as whole:
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        # One document that is broken, over many lines, is not a file with a document a line.
+        if not lines or not lines[0][1].rstrip().endswith("}"):
+            raise
+        try:
+            return [_read_line(number, line) for number, line in lines]
+        except ValueError as error:
+            raise (error if len(lines) > 1 else whole) from None
+
+
+def _read_line(number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}") from None
 
 
 def find_task(path: str | Path, task_key: str) -> dict[str, Any]:
