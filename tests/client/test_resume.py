@@ -11,6 +11,7 @@ from environments import Adder, AsyncScripted, InlineAdder, Kit, Scripted, Watch
 from paddock import Client
 from paddock.client.policy import Reconnect, Timeouts
 from paddock.errors import ClientError, ConnectFailed, DeadlineExceeded, EpisodeLost, InvalidMessage
+from paddock.protocol.resume import WINDOW
 from running import Serve
 
 from .conftest import until
@@ -94,6 +95,38 @@ async def test_requests_under_way_together_all_come_home(serve: Serve, through: 
             proxy.cut()
         assert [(await step).observation["value"] for step in steps] == list(range(10))
     assert lives[0].steps == 10
+
+
+@pytest.mark.parametrize("size", [1, 300_000])
+async def test_more_requests_than_the_server_keeps_answers_are_all_answered(
+    serve: Serve, through: Any, lives: list[Watched], size: int
+) -> None:
+    count = 200 if size == 1 else 40
+    proxy = await through(serve(Scripted).port)
+    async with client(proxy.url) as env:
+        await env.reset()
+        proxy.swallow_answers = True
+        steps = [asyncio.create_task(env.step({"value": f"{n}" * size})) for n in range(count)]
+        await until(lambda: lives[0].steps >= min(count, WINDOW))
+        proxy.swallow_answers = False
+        proxy.cut()
+        answers = await asyncio.gather(*steps)
+        assert [answer.observation["value"][: len(str(n))] for n, answer in enumerate(answers)] == [
+            str(n) for n in range(count)
+        ]
+    assert lives[0].steps == count
+
+
+async def test_a_request_behind_the_window_can_be_given_up(serve: Serve, lives: list[Watched]) -> None:
+    server = serve(AsyncScripted)
+    async with client(server.url) as env:
+        await env.reset()
+        steps = [asyncio.create_task(env.step({"sleep": 0.5 if n == 0 else 0})) for n in range(WINDOW + 2)]
+        await until(lambda: lives[0].steps)
+        steps[-2].cancel()
+        await asyncio.wait(steps)
+        assert [step.cancelled() for step in steps] == [False] * WINDOW + [True, False]
+    assert lives[0].steps == WINDOW + 1
 
 
 async def test_a_step_goes_on_while_its_client_is_away(serve: Serve, through: Any, lives: list[Watched]) -> None:

@@ -52,6 +52,16 @@ async def test_many_episodes_side_by_side(serve: Serve, lives: list[Watched], ma
     await until(lambda: [life.closes for life in lives] == [1] * 20)
 
 
+@pytest.mark.parametrize("connections", [1, 2])
+async def test_the_wait_for_slots_is_one_for_the_whole_vector(serve: Serve, connections: int) -> None:
+    server = serve(InlineAdder, max_sessions=2)
+    began = asyncio.get_running_loop().time()
+    async with vector(server.url, 850, queue_timeout=0.5, connections=connections) as envs:
+        assert asyncio.get_running_loop().time() - began < 1.4
+        results = await envs.reset_all(timeout=5)
+    assert sum(isinstance(result, StepResult) for result in results) == 2
+
+
 async def test_a_failing_session_hurts_nobody(serve: Serve) -> None:
     async with vector(serve(Scripted).url, 4) as envs:
         await envs.reset_all()

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.errors import ReplyExpired
-from paddock.protocol.resume import KEPT_BYTES, KEPT_REPLIES, ReplyLedger, Verdict
+from paddock.errors import InvalidMessage, ReplyExpired
+from paddock.protocol.resume import KEPT_BYTES, WINDOW, ReplyLedger, Verdict
 
 
 def test_a_new_number_is_carried_out() -> None:
@@ -33,7 +33,7 @@ def test_an_empty_answer_is_an_answer() -> None:
 
 def test_an_old_number_is_refused_and_never_run_again() -> None:
     ledger = ReplyLedger()
-    for number in range(KEPT_REPLIES + 1):
+    for number in range(WINDOW + 1):
         ledger.admit(number)
         ledger.record(number, b"x")
     with pytest.raises(ReplyExpired):
@@ -65,6 +65,41 @@ def test_a_number_below_the_highest_is_not_run() -> None:
     ledger.admit(5)
     with pytest.raises(ReplyExpired):
         ledger.admit(4)
+
+
+def test_answers_that_are_not_acknowledged_are_all_kept_whatever_their_size() -> None:
+    ledger = ReplyLedger()
+    for number in range(1, WINDOW + 1):
+        ledger.admit(number, 0)
+        ledger.record(number, bytes(KEPT_BYTES // 8))
+    assert all(_is_kept(ledger, number) for number in range(1, WINDOW + 1))
+
+
+def test_an_acknowledged_answer_is_dropped() -> None:
+    ledger = ReplyLedger()
+    for number in (1, 2, 3):
+        ledger.admit(number, number - 2 if number > 1 else 0)
+        ledger.record(number, b"x")
+    assert [_is_kept(ledger, number) for number in (1, 2, 3)] == [False, True, True]
+
+
+def test_a_number_beyond_the_window_is_refused_and_may_come_later() -> None:
+    ledger = ReplyLedger()
+    ledger.admit(1, 0)
+    with pytest.raises(InvalidMessage, match="id"):
+        ledger.admit(WINDOW + 1, 0)
+    assert ledger.admit(WINDOW + 1, 1) is Verdict.EXECUTE
+
+
+def test_numbers_of_a_client_may_begin_anywhere() -> None:
+    assert ReplyLedger().admit(5000, 4999) is Verdict.EXECUTE
+
+
+def test_an_acknowledgement_reaches_no_further_than_the_request_that_carries_it() -> None:
+    ledger = ReplyLedger()
+    ledger.admit(1, 99)
+    ledger.record(1, b"x")
+    assert ledger.admit(1, 99) == b"x"
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=60))

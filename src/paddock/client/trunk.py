@@ -17,6 +17,7 @@ from paddock.client.outgoing import write
 from paddock.client.returning import Tries, episode_lost
 from paddock.client.transports.link import Link, connect
 from paddock.errors import (
+    CapacityReached,
     ClientError,
     ConnectFailed,
     EnvironmentFailure,
@@ -71,7 +72,7 @@ class Lane:
         key: str,
         trunk: Trunk | None,
         lease: str | None = None,
-        queue_timeout: float | None = None,
+        queues_until: float | None = None,
         token: str | None = None,
     ) -> None:
         self.key = key
@@ -82,7 +83,8 @@ class Lane:
         """Our own choice, if the server takes one: so we know it even if the answer to `open` is lost."""
         loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = loop.create_future()
-        self._queues_until = None if queue_timeout is None else loop.time() + queue_timeout
+        self._queues_until = queues_until
+        """When, on the loop's clock, it no longer waits for a slot; None if the server decides."""
         self.failed: PaddockError | None = None
         self.number = 0
         self.frame: dict[str, Any] | None = None
@@ -103,7 +105,7 @@ class Lane:
     def ask(self, message: dict[str, Any], round: Round, place: int) -> dict[str, Any]:
         self.number += 1
         self.round, self.place = round, place
-        self.frame = {**message, "id": self.number, "session": self.key}
+        self.frame = {**message, "id": self.number, "ack": self.number - 1, "session": self.key}
         return self.frame
 
     def answer(self, value: Any) -> None:
@@ -172,13 +174,17 @@ class Trunk:
             await self.open()
 
     async def open_lanes(
-        self, keys: Sequence[str], queue_timeout: float | None = None, leases: Sequence[str] = ()
+        self, keys: Sequence[str], queues_until: float | None = None, leases: Sequence[str] = ()
     ) -> list[Lane]:
-        """Open a session for each key, in the slot of its lease if it has one. A refused one carries its error."""
+        """Open a session for each key, in the slot of its lease if it has one. A refused one carries its error.
+
+        `queues_until` is one deadline for all of them, however many batches they are asked for in. Without one the
+        server's own applies, and once it has refused somebody, those behind do not wait for it again.
+        """
         wanted, lanes = list(zip_longest(keys, leases)), []
         for start in range(0, len(wanted), OPEN_BATCH):
             batch = [
-                Lane(key, self, lease, queue_timeout, self._new_token())
+                Lane(key, self, lease, queues_until, self._new_token())
                 for key, lease in wanted[start : start + OPEN_BATCH]
             ]
             lanes += batch
@@ -187,14 +193,16 @@ class Trunk:
             if self.refused is not None:
                 self._refuse(self.refused)
             await asyncio.gather(*(lane.opened for lane in batch))
+            if queues_until is None and any(isinstance(lane.failed, CapacityReached) for lane in batch):
+                queues_until = asyncio.get_running_loop().time()
         return lanes
 
-    async def revive(self, queue_timeout: float | None) -> None:
+    async def revive(self, queues_until: float | None) -> None:
         """Open new sessions in place of those that were lost or refused."""
         failed = [key for key, lane in self.lanes.items() if lane.failed is not None]
         if failed:
             await self.wait_back()
-            await self.open_lanes(failed, queue_timeout)
+            await self.open_lanes(failed, queues_until)
 
     def send(self, messages: list[dict[str, Any]]) -> None:
         """In frames of a size that lets the server begin while the rest is still being written."""

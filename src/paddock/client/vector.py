@@ -91,10 +91,15 @@ class VectorClient:
         """Each connection carries the same share of the sessions."""
         count = len(self._trunks)
         shares = [[str(i) for i in range(n, self.sessions, count)] for n in range(count)]
+        until = self._queues_until()
         await asyncio.gather(
-            *(trunk.open_lanes(keys, self._queue_timeout) for trunk, keys in zip(self._trunks, shares, strict=True))
+            *(trunk.open_lanes(keys, until) for trunk, keys in zip(self._trunks, shares, strict=True))
         )
         self._lanes = [self._trunks[i % count].lanes[str(i)] for i in range(self.sessions)]
+
+    def _queues_until(self) -> float | None:
+        """When, on the loop's clock, sessions that are opened from now on stop waiting for slots."""
+        return None if self._queue_timeout is None else asyncio.get_running_loop().time() + self._queue_timeout
 
     def _trunk(self, lease: str | None = None) -> Trunk:
         """A connection, not opened yet, to the host that granted the lease, or to any."""
@@ -133,7 +138,8 @@ class VectorClient:
     async def _revive(self) -> None:
         """Open new sessions in place of those that were lost or refused."""
         if self._spread is None:
-            await asyncio.gather(*(trunk.revive(self._queue_timeout) for trunk in self._trunks))
+            until = self._queues_until()
+            await asyncio.gather(*(trunk.revive(until) for trunk in self._trunks))
             self._lanes = [lane.trunk.lanes[lane.key] for lane in self._lanes if lane.trunk is not None]
             return
         failed = {i: lane for i, lane in enumerate(self._lanes) if lane.failed is not None}

@@ -1,6 +1,6 @@
 """The frames of `/ws`: what a client may send, and how a reply is written.
 
-One pydantic-core pass takes a frame from bytes to a typed message, action included. The keys `id`,
+One pydantic-core pass takes a frame from bytes to a typed message, action included. The keys `id`, `ack`,
 `timeout_s` and `session`, and the messages `cancel` and `open`, are Paddock's additions to the OpenEnv
 wire; a stock client never sends them and never receives them.
 """
@@ -43,7 +43,9 @@ class Envelope(BaseModel):
 
     id: int | None = Field(default=None, ge=0)
     """Number of the request, rising. The reply carries it, and a repeated one is not executed again."""
-    timeout_s: float | None = Field(default=None, gt=0)
+    ack: int | None = Field(default=None, ge=0)
+    """The client needs no answer up to and including this number: see `protocol/resume.py`."""
+    timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Deadline for this request alone."""
     session: str | None = None
     """Which session is meant, on a connection that carries many."""
@@ -88,7 +90,7 @@ class OpenMessage(Envelope):
     token: str | None = Field(default=None, pattern=r"^[0-9A-Za-z-]{32,200}$")
     """What the client wants as the token of the new session, as hard to guess as ours. If the answer is lost, the
     same `open` again returns to the session that the first one made."""
-    queue_timeout: float | None = Field(default=None, ge=0)
+    queue_timeout: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     lease: str | None = None
     """A slot that the door of a cluster has taken for this session."""
 

@@ -1,16 +1,26 @@
-"""Numbered requests, executed at most once.
+"""Numbered requests, executed at most once, and their answers kept until the client has them.
 
-A client that lost its socket sends every unanswered request again under the same number. The ledger
-tells what to do with it: carry it out, wait for the one already running, or repeat the kept answer.
+A client that lost its connection sends every unanswered request again under the same number. The ledger says what to
+do with it: execute it, wait for the one already running, or repeat the kept answer. A number below the highest one
+seen was answered, given up or overtaken: it is refused, never executed, also after a later reset.
+
+The rule that makes no answer get lost is a sliding window that both sides know:
+
+- `ack` in a request says that the client needs no answer up to and including that number.
+- A client has no number in flight that is more than `WINDOW` above its `ack`.
+- The server keeps every answer above `ack`, whatever its size, and refuses a number beyond the window unexecuted.
+
+So the ledger holds at most `WINDOW` answers, and exactly those that a client may still ask for. For a client that
+sends no `ack` it holds the last `WINDOW` answers, as far as they fit into `KEPT_BYTES`.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-from paddock.errors import ReplyExpired
+from paddock.errors import InvalidMessage, ReplyExpired
 
-KEPT_REPLIES = 64
+WINDOW = 64
 KEPT_BYTES = 4 * 1024 * 1024
 
 
@@ -20,21 +30,26 @@ class Verdict(Enum):
 
 
 class ReplyLedger:
-    """The last answers of one session, bounded in count and bytes. The newest is always kept."""
+    """The answers of one session that its client may not have received."""
 
-    __slots__ = ("_bytes", "_highest", "_replies", "_under_way")
+    __slots__ = ("_acknowledged", "_bytes", "_highest", "_replies", "_under_way")
 
     def __init__(self) -> None:
         self._replies: dict[int, bytes] = {}
         self._under_way: set[int] = set()
         self._bytes = 0
         self._highest = -1
+        self._acknowledged: int | None = None
+        """The highest number whose answer the client has; None as long as it has never sent an `ack`."""
 
-    def admit(self, number: int) -> Verdict | bytes:
+    def admit(self, number: int, ack: int | None = None) -> Verdict | bytes:
         """What to do with request `number`; bytes are the answer it already got.
 
-        Raises ReplyExpired when it was answered so long ago that the answer is gone.
+        Raises ReplyExpired for a number that was overtaken by a later one and whose answer is not kept,
+        InvalidMessage for one beyond the window.
         """
+        if ack is not None:
+            self._acknowledge(min(ack, number - 1))
         kept = self._replies.get(number)
         if kept is not None:
             return kept
@@ -42,8 +57,16 @@ class ReplyLedger:
             return Verdict.UNDER_WAY
         if number <= self._highest:
             raise ReplyExpired(
-                f"request {number} was already carried out and its answer is no longer kept",
+                f"request {number} comes after request {self._highest} and is not executed: it is late, or its "
+                "answer is no longer kept",
                 hint="number requests upwards, and repeat one only while it is unanswered",
+            )
+        if self._acknowledged is not None and number > self._acknowledged + WINDOW:
+            reason = f"it is more than {WINDOW} above `ack`, which is {self._acknowledged}"
+            raise InvalidMessage(
+                "Invalid message",
+                errors=[{"type": "window", "loc": ["id"], "msg": reason}],
+                hint=f"await answers: at most {WINDOW} numbered requests may be in flight",
             )
         self._highest = number
         self._under_way.add(number)
@@ -54,9 +77,22 @@ class ReplyLedger:
         self._under_way.discard(number)
 
     def record(self, number: int, reply: bytes) -> None:
-        """Keep the answer to `number`, and let go of the oldest ones over the bounds."""
+        """Keep the answer to `number`, unless its client has said that it needs none."""
         self._under_way.discard(number)
+        if self._acknowledged is not None and number <= self._acknowledged:
+            return
         self._replies[number] = reply
         self._bytes += len(reply)
-        while len(self._replies) > KEPT_REPLIES or (self._bytes > KEPT_BYTES and len(self._replies) > 1):
-            self._bytes -= len(self._replies.pop(next(iter(self._replies))))
+        if self._acknowledged is not None:
+            return
+        while len(self._replies) > WINDOW or (self._bytes > KEPT_BYTES and len(self._replies) > 1):
+            self._drop(next(iter(self._replies)))
+
+    def _acknowledge(self, ack: int) -> None:
+        if self._acknowledged is None or ack > self._acknowledged:
+            self._acknowledged = ack
+            for number in [known for known in self._replies if known <= ack]:
+                self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        self._bytes -= len(self._replies.pop(number))

@@ -156,7 +156,7 @@ class VectorConversation:
             self.queue(messages.write_error(missing, message.id, key))
             return
         number = message.id
-        if number is not None and not admit(session, number, self.queue, key):
+        if number is not None and not admit(session, message, number, self.queue, key):
             return
         if message.type == "step" and (answer := session.step_now(message.data)) is not LATER:
             frame = write_step(answer, number, key)

@@ -28,7 +28,7 @@ from paddock.errors import (
 from paddock.protocol import jsonrpc, messages
 from paddock.protocol.codec import not_json
 from paddock.protocol.episode import GetState, Reset, Step
-from paddock.protocol.messages import CancelMessage, CloseMessage, McpMessage, Single
+from paddock.protocol.messages import CancelMessage, CloseMessage, McpMessage, Message, Single
 from paddock.protocol.resume import Verdict
 from paddock.server.rpc import SocketCaller, answer
 from paddock.sessions.session import LATER, Door, Session
@@ -304,7 +304,7 @@ class Conversation:
             self.socket.send(messages.write_error(message.error, message.number))
             return
         number = message.id
-        if number is not None and not admit(session, number, self.socket.send):
+        if number is not None and not admit(session, message, number, self.socket.send):
             return
         request = request_in(message)
         left = None if message.timeout_s is None else message.timeout_s - waited
@@ -415,10 +415,12 @@ def number_in(raw: bytes | str) -> int | None:
     return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 
-def admit(session: Session, number: int, send: Callable[[bytes], None], key: str | None = None) -> bool:
+def admit(
+    session: Session, message: Message, number: int, send: Callable[[bytes], None], key: str | None = None
+) -> bool:
     """True if a numbered request has to be carried out; else it is answered here, from the ledger."""
     try:
-        verdict = session.ledger.admit(number)
+        verdict = session.ledger.admit(number, message.ack)
     except PaddockError as error:
         send(messages.write_error(error, number, key))
         return False

@@ -31,6 +31,7 @@ from paddock.errors import (
     from_wire,
 )
 from paddock.protocol.codec import encode
+from paddock.protocol.resume import WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,11 +43,12 @@ logger = logging.getLogger("paddock.client")
 class Pending:
     """A request without its answer yet."""
 
-    __slots__ = ("answer", "frame", "is_reset")
+    __slots__ = ("answer", "frame", "is_reset", "number")
 
     def __init__(self, frame: bytes, *, is_reset: bool) -> None:
         self.frame = frame
         self.is_reset = is_reset
+        self.number: int | None = None
         self.answer: asyncio.Future[dict[str, Any] | PaddockError] = asyncio.get_running_loop().create_future()
 
 
@@ -81,6 +83,9 @@ class WebSocketTransport:
         self._token: str | None = None
         self._number = 0
         self._numbered: dict[int, Pending] = {}
+        """In flight, in rising order: never more than the window of `protocol/resume.py` allows."""
+        self._unsent: deque[Pending] = deque()
+        """Behind the window. They are numbered when they are sent."""
         self._in_order: deque[Pending] = deque()
         self._returning: asyncio.Task[None] | None = None
         self._queued_since: float | None = None
@@ -180,18 +185,33 @@ class WebSocketTransport:
 
     def _send(self, message: dict[str, Any], timeout: float | None) -> Pending:
         is_reset = message["type"] == "reset"
+        limit = {} if timeout is None or self.foreign else {"timeout_s": timeout}
+        pending = Pending(write({**message, **limit}, message["type"]), is_reset=is_reset)
         if self.foreign:
-            pending = Pending(write(message, message["type"]), is_reset=is_reset)
             self._in_order.append(pending)
+            self._transmit(pending.frame)
         else:
-            self._number += 1
-            limit = {} if timeout is None else {"timeout_s": timeout}
-            numbered = {**message, **limit, "id": self._number}
-            pending = Pending(write(numbered, message["type"]), is_reset=is_reset)
-            self._numbered[self._number] = pending
-        if self._link is not None and not self._link.is_lost:
-            self._link.send(pending.frame)
+            self._unsent.append(pending)
+            self._fill_window()
         return pending
+
+    def _fill_window(self) -> None:
+        """Number and send what waits, as far as the window allows."""
+        while self._unsent:
+            number = self._number + 1
+            lowest = next(iter(self._numbered), number)
+            if number - lowest >= WINDOW:
+                return
+            self._number = number
+            pending = self._numbered[number] = self._unsent.popleft()
+            pending.number = number
+            pending.frame = pending.frame[:-1] + b',"id":%d,"ack":%d}' % (number, lowest - 1)
+            self._transmit(pending.frame)
+
+    def _transmit(self, frame: bytes) -> None:
+        """Send a frame, if there is a connection for it."""
+        if self._link is not None and not self._link.is_lost:
+            self._link.send(frame)
 
     def _send_again(self) -> None:
         """Repeat what is unanswered, if there is a connection for it."""
@@ -202,12 +222,13 @@ class WebSocketTransport:
     def _give_up(self, pending: Pending) -> None:
         """The caller no longer waits. Paddock is told; from others the answer comes and is dropped."""
         pending.answer.cancel()
-        number = next((n for n, known in self._numbered.items() if known is pending), None)
-        if number is None:
+        if pending in self._unsent:
+            self._unsent.remove(pending)
+        number = pending.number
+        if number is None or self._numbered.pop(number, None) is None:
             return
-        del self._numbered[number]
-        if self._link is not None and not self._link.is_lost:
-            self._link.send(encode({"type": "cancel", "data": number}))
+        self._transmit(encode({"type": "cancel", "data": number}))
+        self._fill_window()
 
     # -- receiving --------------------------------------------------------------------------------
 
@@ -226,6 +247,7 @@ class WebSocketTransport:
         number = reply.get("id")
         if number is not None:
             pending = self._numbered.pop(number, None)
+            self._fill_window()
         elif self.foreign and self._in_order:
             pending = self._in_order.popleft()
         elif reply["type"] == "error":
@@ -258,7 +280,8 @@ class WebSocketTransport:
 
     def _waits_only_for_a_reset(self) -> bool:
         """Whether nothing is lost with the session: what is unanswered begins a new episode anyway."""
-        waiting = [pending for pending in self._numbered.values() if not pending.answer.done()]
+        unanswered = (*self._numbered.values(), *self._unsent)
+        waiting = [pending for pending in unanswered if not pending.answer.done()]
         return len(waiting) == 1 and waiting[0].is_reset
 
     async def _begin_anew(self, where: dict[str, Any] | None = None) -> None:
@@ -289,6 +312,8 @@ class WebSocketTransport:
             self._returning = asyncio.get_running_loop().create_task(self._line_up_again(self._queued_since))
         elif self._token is None or self._reconnect.within <= 0:
             why = f"the connection dropped ({link.code} {link.reason})".rstrip()
+            if self._in_order:
+                why += ", and what was unanswered may have been executed"
             self._fail(self._lost or episode_lost(why))
         elif self._returning is None:
             self._returning = asyncio.get_running_loop().create_task(self._return())
@@ -343,8 +368,9 @@ class WebSocketTransport:
     def _fail(self, error: PaddockError) -> None:
         """Every waiting caller hears of it, and so does the next one, until a reset begins anew."""
         self._lost = error
-        waiting = [*self._numbered.values(), *self._in_order]
+        waiting = [*self._numbered.values(), *self._unsent, *self._in_order]
         self._numbered.clear()
+        self._unsent.clear()
         self._in_order.clear()
         for pending in waiting:
             if not pending.answer.done():
