@@ -39,6 +39,7 @@ PaddockError
 │   └── StoreError
 └── ClientError                    seen by a caller of `Client`
     ├── ConnectFailed
+    ├── OutcomeUnknown
     ├── EpisodeLost
     ├── DeadlineExceeded
     └── ServerError
@@ -324,6 +325,12 @@ class ClientError(PaddockError):
 
 class ConnectFailed(ClientError, ConnectionError):
     code = "CONNECT_FAILED"
+
+
+class OutcomeUnknown(ClientError, ConnectionError):
+    """The request was sent and its answer is lost: it may have been executed, so do not simply ask again."""
+
+    code = "OUTCOME_UNKNOWN"
 
 
 class EpisodeLost(ClientError, ConnectionError):

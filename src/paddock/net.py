@@ -41,13 +41,15 @@ class HttpConnection:
         self._streams: Streams | None = None
         self._protocol = h11.Connection(h11.CLIENT)
         self._lock = asyncio.Lock()
+        self.has_sent = False
+        """Whether anything of the last request was sent, so that the server may act on it."""
 
     async def request(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """Status, headers (names in lower case) and body. Raises OSError if there is no server."""
         async with self._lock:
-            fresh = self._streams is None
+            fresh, self.has_sent = self._streams is None, False
             try:
                 return await self._exchange(method, path, body, headers or {})
             except (OSError, h11.RemoteProtocolError):
@@ -116,6 +118,7 @@ class HttpConnection:
             fields.setdefault("content-type", "application/json")
         target = f"{self._parts.path.rstrip('/')}{path}"
         request = h11.Request(method=method, target=target, headers=list(fields.items()))
+        self.has_sent = True
         for event in (request, h11.Data(data=body), h11.EndOfMessage()):
             writer.write(self._protocol.send(event) or b"")
         await writer.drain()

@@ -252,7 +252,7 @@ def _transport_for(
     if wanted == "http":
         from paddock.client.transports.http import HttpTransport
 
-        return HttpTransport(url, headers=headers, timeouts=timeouts)
+        return HttpTransport(url, headers=headers, timeouts=timeouts, reconnect=reconnect)
     if wanted != "ws":
         raise ConfigError(f"no transport is called {wanted!r}", hint="use ws or http")
     from paddock.client.transports.ws import WebSocketTransport

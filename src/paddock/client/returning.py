@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paddock.errors import ConnectFailed, DeadlineExceeded, EpisodeLost
+from paddock.errors import ConnectFailed, DeadlineExceeded, EpisodeLost, OutcomeUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -71,5 +71,15 @@ def episode_lost(
 def no_answer(message: dict[str, Any], timeout: float | None) -> DeadlineExceeded:
     """The error for a request that was not answered in time."""
     return DeadlineExceeded(
-        f"no answer to {message['type']} within {timeout} s", hint="raise timeouts.request, or look at the server"
+        f"no answer to {message['type']} within {timeout} s",
+        hint="it may have been executed; raise timeouts.request, or look at the server",
+    )
+
+
+def outcome_unknown(kind: str, why: str) -> OutcomeUnknown:
+    """The error for a request that was sent, whose answer is lost, and that cannot be repeated safely."""
+    return OutcomeUnknown(
+        f"the answer to this {kind} is lost: the {kind} may have been executed ({why})",
+        hint="call state() to see what happened, or reset() to begin a new episode",
+        request=kind,
     )

@@ -35,6 +35,7 @@ from paddock.protocol.episode import GetState, Reset, Step
 from paddock.protocol.messages import ResetArguments, error_list
 from paddock.protocol.redact import told
 from paddock.server.hello import Hello
+from paddock.sessions.numbered import request_number
 from paddock.sessions.session import Door, Session
 
 if TYPE_CHECKING:
@@ -170,15 +171,19 @@ def answering(endpoint: Endpoint) -> Endpoint:
     async def answered(request: Request) -> Response:
         try:
             return await endpoint(request)
-        except PaddockError as error:
-            return error_response(error)
         except (ClientDisconnect, HTTPException):
             raise
         except Exception as error:
-            logger.exception("%s failed", request.url.path)
-            return error_response(EnvironmentFailure(told(error), error_type=type(error).__name__))
+            return _answer_to(error, request)
 
     return answered
+
+
+def _answer_to(error: Exception, request: Request) -> Response:
+    if isinstance(error, PaddockError):
+        return error_response(error)
+    logger.error("%s failed", request.url.path, exc_info=error)
+    return error_response(EnvironmentFailure(told(error), error_type=type(error).__name__))
 
 
 # -- the routes ---------------------------------------------------------------------------------------
@@ -194,9 +199,7 @@ class Episodes:
     async def reset(self, request: Request) -> Response:
         arguments = await read_model(request, ResetArguments, self.limit, optional=True)
         async with self._episode(request, begins=True) as session:
-            left = leaving(request)
-            answer = await self.service.dispatch.ask(session, Reset(arguments.given()), left=left)
-            return self._written(session, observation_body(answer))
+            return await self._carry_out(request, session, Reset(arguments.given()), observation_body)
 
     async def step(self, request: Request) -> Response:
         body = await read_model(request, StepBody, self.limit)
@@ -204,15 +207,35 @@ class Episodes:
         given = {"timeout_s": body.timeout_s, "request_id": body.request_id}
         extras = {**(body.__pydantic_extra__ or {}), **{k: v for k, v in given.items() if v is not None}}
         async with self._episode(request) as session:
-            answer = await self.service.dispatch.ask(
-                session, Step(action, extras or None), timeout=body.timeout_s, left=leaving(request)
-            )
-            return self._written(session, observation_body(answer))
+            step = Step(action, extras or None)
+            return await self._carry_out(request, session, step, observation_body, body.timeout_s)
 
     async def state(self, request: Request) -> Response:
         async with self._episode(request) as session:
-            answer = await self.service.dispatch.ask(session, GetState(), left=leaving(request))
-            return self._written(session, model_fields(answer))
+            return await self._carry_out(request, session, GetState(), model_fields)
+
+    async def _carry_out(
+        self,
+        request: Request,
+        session: Session,
+        asked: Reset | Step | GetState,
+        write: Callable[[Any], dict[str, Any]],
+        timeout: float | None = None,
+    ) -> Response:
+        """Answer a request. A numbered one, in a session that lasts, goes on when its client hangs up."""
+        ask = partial(self.service.dispatch.ask, session, asked, timeout=timeout)
+        number = request_number(request.headers.get)
+        if number is None or not self.service.manager.knows(session.token):
+            return self._written(session, write(await ask(left=leaving(request))))
+
+        async def answer() -> Response:
+            try:
+                return self._written(session, write(await ask()))
+            except Exception as error:
+                return _answer_to(error, request)
+
+        response: Response = await session.answer_once(number, lambda: self.service.spawn(answer()))
+        return response
 
     @asynccontextmanager
     async def _episode(self, request: Request, *, begins: bool = False) -> AsyncIterator[Session]:

@@ -21,6 +21,7 @@ from paddock.server.access import lookup
 from paddock.server.http import disconnected, read_body, time_to_wait, unless_left
 from paddock.server.patience import WHOLE
 from paddock.server.rpc import Left, respond
+from paddock.sessions.numbered import request_number
 from paddock.sessions.session import Door, Session
 
 if TYPE_CHECKING:
@@ -137,14 +138,17 @@ class McpEndpoint:
         token = header(SESSION_HEADER)
         scope[WHOLE] = opens_session(calls)
         caller = HttpCaller(self.service, token, receive, header)
+        session = None
         if token is not None:
             try:
-                self.service.manager.find(token)
+                session = self.service.manager.find(token)
             except SessionNotFound as error:
                 await _reply(send, 404, _session_gone(error, calls))
                 return
         try:
-            response = await self._respond(caller, calls)
+            response = await self._respond_once(session, caller, calls, header)
+        except PaddockError as error:
+            response = jsonrpc.failure(error, calls.id if isinstance(calls, Call) else None)
         except ClientDisconnect:
             return
         finally:
@@ -155,6 +159,16 @@ class McpEndpoint:
             return
         headers = [(SESSION_HEADER.encode(), caller.opened.token.encode())] if caller.opened is not None else []
         await _reply(send, _status(response, calls), response, headers)
+
+    async def _respond_once(
+        self, session: Session | None, caller: HttpCaller, calls: list[Call | RpcError] | Call, header: Header
+    ) -> Any:
+        """Like `_respond`; numbered calls in a session are carried out at most once, and go on without a client."""
+        number = None if session is None else request_number(header)
+        if session is None or number is None:
+            return await self._respond(caller, calls)
+        lasting = HttpCaller(self.service, caller.token)
+        return await session.answer_once(number, lambda: self.service.spawn(self._respond(lasting, calls)))
 
     async def _respond(self, caller: HttpCaller, calls: list[Call | RpcError] | Call) -> Any:
         if isinstance(calls, Call):

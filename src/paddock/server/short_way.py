@@ -18,6 +18,7 @@ from paddock.server.hello import LEASE_HEADER
 from paddock.server.mcp import SESSION_HEADER, HttpCaller, speaks_known_version, written
 from paddock.server.one_write import GatheringTransport, OneWriteProtocol
 from paddock.server.rpc import respond_at_once
+from paddock.sessions.numbered import HEADER as REQUEST_NUMBER
 
 if TYPE_CHECKING:
     from paddock.server.access import Header
@@ -103,6 +104,8 @@ class ShortWayProtocol(OneWriteProtocol):
 def answer_at_once(service: Service, header: Header, body: bytes) -> bytes | None:
     """The answer to a POST to `/mcp`; None if it has to go the common way, or is refused there."""
     if service.stopping or service.colleagues is not None or header(LEASE_HEADER) is not None:
+        return None
+    if header(REQUEST_NUMBER) is not None:
         return None
     if not speaks_known_version(header):
         return None

@@ -30,9 +30,12 @@ from paddock.protocol.redact import redact, told
 from paddock.protocol.resume import ReplyLedger
 from paddock.sessions.blueprint import SLOW_CALL, Where
 from paddock.sessions.jobs import Call, awaited
+from paddock.sessions.numbered import NewestRequest
 from paddock.sessions.work import Attachment, SideDoor, StepAside, Work, is_done
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paddock.sessions.jobs import Runner
     from paddock.sessions.manager import SessionManager
 
@@ -72,7 +75,8 @@ class SessionInfo:
 class Session:
     __slots__ = (
         "_beside", "_current", "_manager", "_step", "_step_timings", "_timings", "_waiting", "attachment", "clock",
-        "close_when_detached", "closed", "door", "dropped_at", "ended", "environment", "episode", "holds_slot", "id",
+        "close_when_detached", "closed", "door", "dropped_at", "ended", "environment", "episode", "holds_slot",
+        "http_requests", "id",
         "is_closing_environment", "last_active", "ledger", "opened_at", "resumable", "threads", "token",
         "went_on",
     )  # fmt: skip
@@ -96,6 +100,8 @@ class Session:
         self.resumable = False
         self.episode = Episode()
         self.ledger = ReplyLedger()
+        self.http_requests: NewestRequest | None = None
+        """Set once a numbered HTTP request came."""
         self.attachment: Attachment | None = None
         self.dropped_at: float | None = None
         self.close_when_detached = False
@@ -370,6 +376,12 @@ class Session:
         # Also an error of another session that the environment has somewhere: it says nothing about this one.
         logger.error("%s failed in session %s", method, self.id, exc_info=error)
         return EnvironmentFailure(told(error, self._manager.secrets), error_type=type(error).__name__)
+
+    async def answer_once(self, number: int, start: Callable[[], asyncio.Task[Any]]) -> Any:
+        """The answer to the HTTP request of this number, which is started unless that has happened."""
+        if self.http_requests is None:
+            self.http_requests = NewestRequest()
+        return await self.http_requests.answer(number, start)
 
     def forget_queued(self, work: Work) -> None:
         self._manager.queued.discard(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,13 +12,12 @@ import h11
 import orjson
 
 from paddock.client.outgoing import write
-from paddock.client.policy import Timeouts
-from paddock.client.returning import episode_lost
+from paddock.client.policy import Reconnect, Timeouts
+from paddock.client.returning import Tries, episode_lost, no_answer, outcome_unknown
 from paddock.client.transports.address import server_url
 from paddock.errors import (
     ClientError,
     ConnectFailed,
-    DeadlineExceeded,
     InvalidMessage,
     PaddockError,
     ServerError,
@@ -28,6 +28,11 @@ from paddock.errors import (
 )
 from paddock.net import HttpConnection
 from paddock.protocol.codec import encode
+
+REQUESTS = {"/step": "step", "/reset": "reset", "/mcp": "call"}
+"""What a caller calls the request behind each path."""
+NOTICE_SECONDS = 2.0
+"""How long the notice that a request was given up may take."""
 
 
 async def get_json(url: str, headers: dict[str, str], timeout: float | None) -> Any:
@@ -81,56 +86,83 @@ def error_of(status: int, body: bytes) -> PaddockError:
 
 
 class HttpTransport:
-    """An episode over plain HTTP. The server's `Session-Id` keeps it together: without one there is no episode."""
+    """An episode over plain HTTP. The server's `Session-Id` keeps it together: without one there is no episode.
 
-    def __init__(self, url: str, *, headers: dict[str, str] | None = None, timeouts: Timeouts | None = None) -> None:
+    A server that hands out a session executes a numbered request at most once (`sessions/numbered.py`). So a request
+    whose answer was lost is repeated under its number. Any other server cannot tell a repeat from a new request: then
+    the caller is told that the outcome is unknown.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: dict[str, str] | None = None,
+        timeouts: Timeouts | None = None,
+        reconnect: Reconnect | None = None,
+    ) -> None:
         self.base = server_url(url)
         self.timeouts = timeouts or Timeouts()
         self._headers = headers or {}
+        self._reconnect = reconnect or Reconnect()
         self._connection = HttpConnection(self.base, self._headers)
         self._session: str | None = None
+        self._number = 0
+        self._turn = asyncio.Lock()
+        """One request at a time, its repeats included: a later number would make them late."""
+        self._notices: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """There is nothing to open: the first request connects."""
 
     async def request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
         kind, data = message["type"], message.get("data", {})
-        if kind == "mcp":
-            return {"type": "mcp", "data": await self._exchange("POST", "/mcp", write(data, kind), timeout)}
+        method, path, content = "POST", f"/{kind}", b""
         if kind == "state":
-            return {"type": "state", "data": await self._exchange("GET", "/state", b"", timeout)}
-        if kind == "step":
-            data = {"action": data, **({} if timeout is None else {"timeout_s": timeout})}
-        answer = await self._exchange("POST", f"/{kind}", write(data, kind), timeout)
+            method = "GET"
+        elif kind == "step":
+            content = write({"action": data, **({} if timeout is None else {"timeout_s": timeout})}, kind)
+        else:
+            content = write(data, kind)
+        try:
+            async with asyncio.timeout(timeout) as deadline, self._turn:
+                answer = await self._exchange(method, path, content)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise no_answer(message, timeout) from None
         if kind == "reset" and self._session is None:
             raise ClientError(
                 "the server keeps no episode over HTTP: every step would act in an environment of its own",
                 hint="use the WebSocket transport; if this is a Paddock server it is full, and has to free a slot",
             )
-        return {"type": "observation", "data": answer}
+        return {"type": kind if kind in ("mcp", "state") else "observation", "data": answer}
 
     async def fetch(self, path: str) -> Any:
         return await get_json(self.base + path, self._headers, self.timeouts.connect)
 
     async def close(self) -> None:
         """End the episode on the server too, as far as it knows how."""
-        if self._session is not None:
-            params = {"session_id": self._session}
-            call = {"jsonrpc": "2.0", "id": 0, "method": "openenv/session/close", "params": params}
+        session, self._session = self._session, None
+        if session is not None:
             with suppress(PaddockError):
-                await self.request({"type": "mcp", "data": call}, self.timeouts.connect)
+                await close_session(self.base, self._headers, session, self.timeouts.connect)
+        for notice in self._notices:
+            notice.cancel()
         await self._connection.close()
 
-    async def _exchange(self, method: str, path: str, content: bytes, timeout: float | None) -> Any:
-        name = "mcp-session-id" if path == "/mcp" else "session-id"
-        headers = {name: self._session} if self._session else {}
+    async def _exchange(self, method: str, path: str, content: bytes) -> Any:
+        """The answer to one request. A caller that is cancelled gives it up."""
+        headers: dict[str, str] = {}
+        if self._session is not None:
+            self._number += 1
+            headers = self._named(path, self._session, self._number)
         try:
-            async with asyncio.timeout(timeout):
-                status, received, answer = await self._connection.request(method, path, content, headers)
-        except TimeoutError:
-            raise DeadlineExceeded(f"no answer to {path} within {timeout} s") from None
-        except (OSError, h11.RemoteProtocolError) as error:
-            raise ConnectFailed(f"cannot reach {self.base}: {error}", hint="is the server up?") from error
+            status, received, answer = await self._deliver(method, path, content, headers)
+        except asyncio.CancelledError:
+            if self._session is not None:
+                self._tell_given_up(self._session)
+            raise
         if status >= 400:
             problem = error_of(status, answer)
             if isinstance(problem, (SessionNotFound, SessionClosed)):
@@ -140,3 +172,58 @@ class HttpTransport:
         # A reset that finds its session gone begins in a new one, or in none.
         self._session = received.get("session-id", None if path == "/reset" else self._session)
         return orjson.loads(answer)
+
+    def _named(self, path: str, session: str, number: int) -> dict[str, str]:
+        name = "mcp-session-id" if path == "/mcp" else "session-id"
+        return {name: session, "request-number": str(number)}
+
+    async def _deliver(
+        self, method: str, path: str, content: bytes, headers: dict[str, str]
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Send a request, and send it again if its answer is lost and the server knows it by its number."""
+        attempt = partial(self._attempt, method, path, content, headers)
+        try:
+            return await attempt()
+        except ConnectFailed as error:
+            if not self._connection.has_sent:
+                raise
+            lost = error
+        if (headers or method == "GET") and self._reconnect.within > 0:
+            try:
+                return await Tries(self._reconnect).reach(attempt)
+            except ConnectFailed as error:
+                lost = error
+        if method == "GET":
+            raise lost
+        raise outcome_unknown(REQUESTS[path], str(lost)) from lost
+
+    async def _attempt(
+        self, method: str, path: str, content: bytes, headers: dict[str, str]
+    ) -> tuple[int, dict[str, str], bytes]:
+        try:
+            return await self._connection.request(method, path, content, headers)
+        except (OSError, h11.RemoteProtocolError) as error:
+            raise ConnectFailed(f"cannot reach {self.base}: {error}", hint="is the server up?") from error
+
+    def _tell_given_up(self, session: str) -> None:
+        """The server goes on with a numbered request when its connection drops. A later number stops it."""
+        self._number += 1
+        call = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {}}
+        notice = asyncio.ensure_future(self._notify(call, self._named("/mcp", session, self._number)))
+        self._notices.add(notice)
+        notice.add_done_callback(self._notices.discard)
+
+    async def _notify(self, call: dict[str, Any], named: dict[str, str]) -> None:
+        connection = HttpConnection(self.base, self._headers)
+        with suppress(OSError, h11.RemoteProtocolError, TimeoutError):
+            try:
+                async with asyncio.timeout(NOTICE_SECONDS):
+                    await connection.request("POST", "/mcp", encode(call), named)
+            finally:
+                await connection.close()
+
+
+async def close_session(base: str, headers: dict[str, str], session: str, timeout: float | None) -> None:
+    """Tell a server that a session is not needed any more. Raises ConnectFailed, or what the server reports."""
+    call = {"jsonrpc": "2.0", "id": 0, "method": "openenv/session/close", "params": {"session_id": session}}
+    await post_json(f"{base}/mcp", {**headers, "mcp-session-id": session}, call, timeout)
