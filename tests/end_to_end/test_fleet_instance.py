@@ -2,6 +2,7 @@
 
 import base64
 import os
+import re
 import shutil
 import struct
 from collections.abc import Iterator
@@ -139,12 +140,54 @@ def test_the_other_actions_are_there(screen: Instance) -> None:
         ("wait", {"duration": 0.01}),
         ("mouse_move", {"coordinate": [5, 6]}),
         ("double_click", {"coordinate": [640, 342]}),
+        ("middle_click", {"coordinate": [640, 342]}),
+        ("hold_key", {"text": "shift", "duration": 0.01}),
+        ("left_click", {"coordinate": [640, 342], "text": "ctrl+shift"}),
     ):
         assert use(screen, action, **arguments)[-1]["type"] == "image"
 
 
+def replaced_text(screen: Instance, *actions: tuple[str, dict[str, Any]]) -> str:
+    """The title of a note that was typed, selected with the mouse in some way, and typed over."""
+    assert screen.post(f"{MANAGER}/reset")["success"]
+    use(screen, "left_click", coordinate=[640, 122])
+    use(screen, "type", text="two words")
+    for action, arguments in actions:
+        use(screen, action, **arguments)
+    use(screen, "type", text="new")
+    use(screen, "left_click", coordinate=[360, 278])
+    return titles(screen)[-1]
+
+
+def test_three_clicks_select_the_line(screen: Instance) -> None:
+    assert replaced_text(screen, ("double_click", {"coordinate": [330, 122]})) == "two new"
+    assert replaced_text(screen, ("triple_click", {"coordinate": [330, 122]})) == "new"
+
+
+def test_a_drag_selects_what_it_passes(screen: Instance) -> None:
+    ends = {"start_coordinate": [900, 122], "coordinate": [250, 122]}
+    assert replaced_text(screen, ("left_click_drag", ends)) == "new"
+    assert use(screen, "cursor_position") == [{"type": "text", "text": "X=360,Y=278"}]
+    by_hand = (
+        ("left_mouse_down", {"coordinate": [900, 122]}),
+        ("mouse_move", {"coordinate": [600, 122]}),
+        ("mouse_move", {"coordinate": [250, 122]}),
+        ("left_mouse_up", {}),
+    )
+    assert replaced_text(screen, *by_hand) == "new"
+
+
+def test_the_size_of_the_screen_is_where_trainers_look_for_it(screen: Instance) -> None:
+    listed = screen.rpc("tools/list", path="/api/v1/mcp", authorization=f"Bearer {KEY}")["result"]["tools"]
+    described = next(tool["description"] for tool in listed if tool["name"] == "computer")
+    found = re.search(r"Screen resolution:\s*(\d+)x(\d+)", described)
+    data = base64.b64decode(use(screen, "screenshot")[0]["data"])
+    assert found is not None
+    assert (int(found[1]), int(found[2])) == struct.unpack(">II", data[16:24])
+
+
 @pytest.mark.parametrize(
-    "arguments", [{"action": "left_click"}, {"action": "dance"}, {"action": "key", "text": "?!"}]
+    "arguments", [{"action": "left_click_drag"}, {"action": "dance"}, {"action": "key", "text": "?!"}]
 )
 def test_a_wrong_action_is_a_result(screen: Instance, arguments: dict[str, Any]) -> None:
     params = {"name": "computer", "arguments": arguments}

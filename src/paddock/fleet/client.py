@@ -156,8 +156,11 @@ class FleetEnvClient:
     # -- the episode ----------------------------------------------------------------------------------
 
     async def reset_async(self, seed: int | None = None, *, timeout: float | None = None) -> StepResult[Observation]:
-        """Put the environment back to its first state."""
+        """Put the environment back to its first state. Raises FleetError unless the instance confirms it."""
         payload = await self._manager("POST", "/reset", {} if seed is None else {"seed": seed}, timeout, again=True)
+        if not isinstance(payload, dict) or not (payload.get("success") is True or "observation" in payload):
+            # A used instance that was not reset would be graded for work that an earlier episode did.
+            raise ProtocolError("the instance answered a reset without confirming it: no success, no observation")
         return _step_result(payload)
 
     async def step_async(self, action: Any) -> StepResult[Observation]:
@@ -171,12 +174,14 @@ class FleetEnvClient:
         return State(**payload) if isinstance(payload, dict) else payload
 
     async def describe_db_async(self, db_name: str = "seed") -> dict[str, Any]:
-        return _object(await self._manager("GET", f"/resources/sqlite/{db_name}/describe", again=True))
+        path = f"/resources/sqlite/{db_name}/describe"
+        return _object(await self._manager("GET", path, again=True, failure_is_data=True))
 
     async def query_db_async(self, sql: str, args: list[Any] | None = None, db_name: str = "seed") -> dict[str, Any]:
         """Read from a database of the instance. An SQL error comes back as `success: False`."""
         body = {"query": sql, "args": args, "read_only": True}
-        return _object(await self._manager("POST", f"/resources/sqlite/{db_name}/query", body, again=True))
+        path = f"/resources/sqlite/{db_name}/query"
+        return _object(await self._manager("POST", path, body, again=True, failure_is_data=True))
 
     async def close_async(self) -> None:
         """End the instance. Quiet if it has ended already."""
@@ -229,7 +234,14 @@ class FleetEnvClient:
     # -- inside ---------------------------------------------------------------------------------------
 
     async def _manager(
-        self, method: str, path: str, document: Any = None, timeout: float | None = None, *, again: bool = False
+        self,
+        method: str,
+        path: str,
+        document: Any = None,
+        timeout: float | None = None,
+        *,
+        again: bool = False,
+        failure_is_data: bool = False,
     ) -> Any:
         """One request to the instance; one that does no harm twice is sent `again` when it fails in passing."""
         self.keep_alive()
@@ -241,7 +253,14 @@ class FleetEnvClient:
         budget = Budget(self._timeout if timeout is None else timeout)
         url = f"{self._base}{path}"
         reply = await retried(
-            lambda: send(method, url, timeout=budget.left, document=document, headers=headers),
+            lambda: send(
+                method,
+                url,
+                timeout=budget.left,
+                document=document,
+                headers=headers,
+                failure_is_data=failure_is_data,
+            ),
             what=f"{method} {url}",
             budget=budget,
             backoff=TRIES,

@@ -1,4 +1,7 @@
-"""What can go wrong between us and a fleet, told apart by type, status and structured body, never by message text.
+"""What can go wrong between us and a fleet, told apart by type, status and structured body.
+
+The text of a refusal counts in one place only (`paddock.fleet.refusals`): where a server has no other way to say that
+a later try may succeed.
 
 FleetError
 ├── Unreachable            no connection was made: the request did not run
@@ -6,6 +9,7 @@ FleetError
 ├── FleetTimeout           no answer in time: it may have run
 ├── PlaneError             an HTTP answer that is an error
 │   └── InstanceLimit
+├── RequestRefused         a normal HTTP answer that says `success: false`: it was not carried out
 ├── ProtocolError          an answer that cannot be understood
 │   ├── Unsendable         a request that cannot be written down
 │   └── RpcFailure         a JSON-RPC error
@@ -86,6 +90,17 @@ class InstanceLimit(PlaneError):
     """The team runs as many instances as it may."""
 
     code = "FLEET_INSTANCE_LIMIT"
+
+
+class RequestRefused(FleetError):
+    """The server answered normally, and the answer says that the request was not carried out."""
+
+    code = "FLEET_REQUEST_REFUSED"
+
+    def __init__(self, message: str, /, *, detail: Any = None, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.detail = detail
+        self.transient = retryable
 
 
 class ProtocolError(FleetError, ValueError):

@@ -24,9 +24,11 @@ from paddock.fleet.errors import (
     InstanceLimit,
     PlaneError,
     ProtocolError,
+    RequestRefused,
     Unreachable,
     Unsendable,
 )
+from paddock.fleet.refusals import is_instance_limit, may_pass, message_of, read_error, refusal_in
 from paddock.fleet.retry import within
 from paddock.protocol.redact import redact
 
@@ -93,12 +95,22 @@ async def send(
     document: Any = None,
     headers: Mapping[str, str] | None = None,
     params: Mapping[str, str] | None = None,
+    failure_is_data: bool = False,
 ) -> Reply:
     """Send one request, once, and read the whole answer within `timeout` seconds of wall-clock time.
 
-    Raises Unreachable, AnswerLost, FleetTimeout, or PlaneError for an error status.
+    Raises Unreachable, AnswerLost, FleetTimeout, PlaneError for an error status, or RequestRefused for an answer with
+    `success: false`, which `failure_is_data` returns instead.
     """
-    return await within(timeout, _exchange(method, url, document, headers, params), f"{method} {url}")
+    reply = await within(timeout, _exchange(method, url, document, headers, params), f"{method} {url}")
+    refused = None if failure_is_data else refusal_in(reply.body)
+    if refused is not None:
+        stated = read_error(reply.body)[1]
+        said = redact(shown(message_of({**refused, "success": None}) or "no reason given"))
+        # The words count as they do in a 400: this is the same refusal under another status.
+        passing = may_pass(400, refused, stated) is True
+        raise RequestRefused(f"{method} {url} refused: {said}", detail=refused, retryable=passing)
+    return reply
 
 
 async def _exchange(
@@ -145,26 +157,11 @@ def checked(reply: Reply, method: str, url: str) -> Reply:
     """The reply, if it is not an error."""
     if reply.status < 300:
         return reply
-    detail, retryable = read_error(reply.body)
-    said = detail.get("message") if isinstance(detail, dict) else detail
-    message = f"{method} {url} answered {reply.status}: {redact(shown(said))}"
-    kind = detail.get("error_type") if isinstance(detail, dict) else None
-    error = InstanceLimit if kind == "instance_limit_exceeded" else PlaneError
-    wait = retry_after(reply.headers)
+    detail, stated = read_error(reply.body)
+    message = f"{method} {url} answered {reply.status}: {redact(shown(message_of(detail)))}"
+    error = InstanceLimit if is_instance_limit(reply.status, detail) else PlaneError
+    retryable, wait = may_pass(reply.status, detail, stated), retry_after(reply.headers)
     raise error(message, status=reply.status, detail=detail, retryable=retryable, retry_after=wait)
-
-
-def read_error(body: bytes) -> tuple[Any, bool | None]:
-    """What an error body says, which is its `detail` if it has one, and whether it says that a retry may help."""
-    try:
-        document = orjson.loads(body)
-    except ValueError:
-        return body.decode(errors="replace"), None
-    if not isinstance(document, dict):
-        return document, None
-    detail = document.get("detail", document)
-    stated = [level.get("retryable") for level in (detail, document) if isinstance(level, dict)]
-    return detail, next((value for value in stated if isinstance(value, bool)), None)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -247,7 +247,8 @@ class Plane:
     async def execute_verifier(self, body: dict[str, Any], *, seconds: float) -> dict[str, Any]:
         """Run a verifier. Repeated under one name, which the plane answers from its memory."""
         headers = {"X-Request-ID": str(uuid.uuid4())}
-        document = (await self._repeated("POST", "/v1/verifiers/execute", seconds, body, headers)).json()
+        path = "/v1/verifiers/execute"
+        document = (await self._repeated("POST", path, seconds, body, headers, failure_is_data=True)).json()
         if not isinstance(document, dict) or not isinstance(document.get("success"), bool):
             raise ProtocolError("the control plane answered a verifier run without saying whether it succeeded")
         return document
@@ -270,9 +271,11 @@ class Plane:
         document: Any = None,
         headers: dict[str, str] | None = None,
         params: dict[str, str] | None = None,
+        *,
+        failure_is_data: bool = False,
     ) -> Reply:
         return await retried(
-            lambda: self._send(method, path, seconds, document, headers, params),
+            lambda: self._send(method, path, seconds, document, headers, params, failure_is_data=failure_is_data),
             what=f"{method} {path}",
             budget=Budget(seconds),
             backoff=self.backoff,
@@ -287,10 +290,18 @@ class Plane:
         document: Any = None,
         headers: dict[str, str] | None = None,
         params: dict[str, str] | None = None,
+        *,
+        failure_is_data: bool = False,
     ) -> Reply:
-        known = self.address.headers | (headers or {})
-        url = f"{self.address.base_url}{path}"
-        return await send(method, url, timeout=seconds, document=document, headers=known, params=params)
+        return await send(
+            method,
+            f"{self.address.base_url}{path}",
+            timeout=seconds,
+            document=document,
+            headers=self.address.headers | (headers or {}),
+            params=params,
+            failure_is_data=failure_is_data,
+        )
 
     def _gate(self) -> asyncio.Semaphore:
         gates = _gates.setdefault(asyncio.get_running_loop(), {})

@@ -67,7 +67,9 @@ def _image(block: dict[str, Any]) -> dict[str, Any]:
     if not data:
         return {"type": "text", "text": NO_IMAGE}
     kind = block.get("mimeType") or block.get("mime_type") or "image/png"
-    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+    # Some servers send the whole data URL where the base64 text belongs.
+    url = data if str(data)[:5].lower() == "data:" else f"data:{kind};base64,{data}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _parsed(text: str) -> Any:

@@ -262,9 +262,13 @@ def test_08_making_an_instance_does_not_block_the_loop() -> None:
         ({"status": 429, "headers": {"Retry-After": "0.05"}}, 3),
         ({"status": 400, "body": {"detail": {"message": "still warming", "retryable": True}}}, 3),
         ({"status": 400, "body": {"detail": "still warming", "retryable": True}}, 3),
+        ({"status": 403, "body": {"detail": 'no capacity, "retryable": true'}}, 3),
+        ({"status": 400, "body": {"detail": {"error": {"message": "busy", "retryable": True}}}}, 3),
+        ({"status": 403, "body": {"detail": "Rate limit exceeded"}}, 3),
+        ({"status": 400, "body": {"detail": "Instance health check failed"}}, 3),
+        ({"status": 200, "body": {"success": False, "message": "try later", "retryable": True}}, 3),
         ({"drop": True}, 3),
     ],
-    ids=["502", "503", "429", "400 retryable", "400 retryable outside", "dropped"],
 )
 def test_09_a_passing_failure_to_make_is_retried(fault: dict[str, Any], creates: int) -> None:
     async def main(plane: LabPlane) -> None:
@@ -282,7 +286,10 @@ def test_09_a_passing_failure_to_make_is_retried(fault: dict[str, Any], creates:
 @pytest.mark.parametrize(
     ("status", "body"),
     [
-        (400, {"detail": "timeout: connection temporarily refused by rate limit"}),
+        (400, {"detail": "Environment 'connection' not found"}),
+        (400, {"detail": {"message": "health check failed for good", "retryable": False}}),
+        (404, {"detail": "rate limit"}),
+        (200, {"success": False, "message": "not for you"}),
         (400, {"detail": [{"loc": ["body"], "msg": "wrong"}]}),
         (503, {"detail": {"message": "never", "retryable": False}}),
         (401, {"detail": "no"}),

@@ -44,6 +44,14 @@ IMAGE_PART = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,
             {"content": text('{"base64_image": "AAAA"}')},
             [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
         ),
+        (
+            {"content": text('{"base64_image": "data:image/jpeg;base64,AAAA"}')},
+            [{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,AAAA"}}],
+        ),
+        (
+            {"content": [{"type": "image", "data": "data:image/webp;base64,AAAA", "mimeType": "image/png"}]},
+            [{"type": "image_url", "image_url": {"url": "data:image/webp;base64,AAAA"}}],
+        ),
         ({"content": text("no"), "isError": True}, {"error": "no"}),
         ({"content": text("no"), "is_error": True}, {"error": "no"}),
         ({"content": [], "isError": True}, {"error": "Tool execution failed"}),
@@ -168,6 +176,17 @@ def block(kind: str, items: list[str]) -> str:
     return f">>> {kind}_ACCUMULATOR >>>\n{items!r}\n<<< {kind}_ACCUMULATOR <<<\n"
 
 
+def application(name: str, passed: int, *notes: str, errors: tuple[str, ...] = ()) -> str:
+    """What a verifier of several applications prints for one of them."""
+    wrong = block("ERROR", list(errors)) if errors else ""
+    text = f"{wrong}{block('SUCCESS', list(notes))}"
+    return f"<<< VERIFY_{name} <<<\n{text}>>> VERIFY_{name} >>>\nApp {name}: {passed}\n"
+
+
+FAILED = application("lifeline", 0, errors=("[X] No appointment found",))
+DONE = application("outlook", 1, "[C] Email sent", "[C] Database diff validated - no unexpected changes")
+
+
 @pytest.mark.parametrize(
     ("stdout", "share"),
     [
@@ -179,6 +198,20 @@ def block(kind: str, items: list[str]) -> str:
         ("App 1: 1 done\nApp 2: 0 missing\n", 0.5),
         ("App 1: 1 (no unexpected changes)\nApp 2: 0 missing\n", 0.0),
         ("App 1: 1 (no unexpected changes)\n", None),
+        (DONE + FAILED, 0.5),
+        (DONE + FAILED + application("medora", 1, "[C] Verified no unexpected changes in the Medora database"), 0.5),
+        (DONE + FAILED + application("files", 1, "[C] No filesystem changes required for this task"), 0.5),
+        (DONE + FAILED + application("seal", 1, "[C] No-unexpected-envelopes check passed"), 0.5),
+        (DONE + FAILED + application("seal", 0, "[C] No unexpected envelopes", errors=("[X] one",)), 1 / 3),
+        (application("medora", 1, "[C] No unexpected changes") + FAILED, 0.0),
+        (application("medora", 1, "[C] No unexpected changes"), None),
+        (
+            DONE
+            + FAILED
+            + "<<< VERIFY_files <<<\nPASS: [C] No filesystem changes expected\n>>> VERIFY_files >>>\nApp files: 1\n",
+            0.5,
+        ),
+        (DONE + "Error in app lifeline: boom\n" + FAILED + "Combined result: 1/2 apps passed\n", 0.5),
     ],
 )
 def test_partial_credit_is_read_from_what_was_printed(stdout: str, share: float | None) -> None:

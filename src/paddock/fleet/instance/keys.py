@@ -30,10 +30,14 @@ NAMED: dict[str, tuple[str, str, int, str]] = {
     "right": ("ArrowRight", "ArrowRight", 39, ""),
     "down": ("ArrowDown", "ArrowDown", 40, ""),
     "insert": ("Insert", "Insert", 45, ""),
+    "shift": ("Shift", "ShiftLeft", 16, ""),
+    "ctrl": ("Control", "ControlLeft", 17, ""),
+    "alt": ("Alt", "AltLeft", 18, ""),
+    "meta": ("Meta", "MetaLeft", 91, ""),
     **{f"f{number}": (f"F{number}", f"F{number}", 111 + number, "") for number in range(1, 13)},
 }
 ALIASES = {"pageup": "page_up", "pagedown": "page_down", "arrowleft": "left", "arrowright": "right",
-           "arrowup": "up", "arrowdown": "down"}  # fmt: skip
+           "arrowup": "up", "arrowdown": "down", "control": "ctrl", "cmd": "meta", "super": "meta"}  # fmt: skip
 EDITING = {"a": "selectAll", "c": "copy", "x": "cut", "v": "paste", "z": "undo"}
 """Headless browsers do not turn these into editing by themselves."""
 
@@ -55,6 +59,18 @@ def key_events(text: str) -> list[dict[str, Any]]:
         down["commands"] = [EDITING[key]]
     common = {"key": key, "code": code, "windowsVirtualKeyCode": number, "modifiers": modifiers}
     return [{**down, **common}, {"type": "keyUp", **common}]
+
+
+def held_keys(text: str | None) -> int:
+    """The modifier keys that are held while the mouse is used, as DevTools counts them: `ctrl+shift`."""
+    modifiers = 0
+    for name in (text or "").replace("+", " ").split():
+        if name.lower() not in MODIFIERS:
+            raise InvalidToolArguments(
+                f"{name!r} in {text!r} is no key to hold with the mouse", hint="write ctrl, shift, alt or meta"
+            )
+        modifiers |= MODIFIERS[name.lower()]
+    return modifiers
 
 
 def _key(name: str, text: str) -> tuple[str, str, int, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from paddock.errors import InvalidToolArguments, PaddockError, ToolFailure
 from paddock.fleet.instance.browser import Browser
-from paddock.fleet.instance.keys import key_events
+from paddock.fleet.instance.keys import held_keys, key_events
 from paddock.protocol import mcp
 from paddock.tools import collect_tools, tool
 
@@ -26,16 +26,27 @@ WHEEL = 100
 """Pixels of one notch of the wheel."""
 LONGEST_WAIT = 30.0
 
+LONGEST_HOLD = 10.0
+DRAG_MOVES = 8
+"""Mouse events between the two ends of a drag. Pages that follow the mouse need more than one."""
+
 Action = Literal[
-    "screenshot", "left_click", "double_click", "right_click", "mouse_move", "type", "key", "scroll",
-    "cursor_position", "wait",
+    "screenshot", "left_click", "double_click", "triple_click", "right_click", "middle_click", "left_click_drag",
+    "left_mouse_down", "left_mouse_up", "mouse_move", "type", "key", "hold_key", "scroll", "cursor_position", "wait",
 ]  # fmt: skip
 Direction = Literal["up", "down", "left", "right"]
-BUTTONS = {"left_click": ("left", 1), "double_click": ("left", 2), "right_click": ("right", 1)}
+CLICKS = {
+    "left_click": ("left", 1),
+    "double_click": ("left", 2),
+    "triple_click": ("left", 3),
+    "right_click": ("right", 1),
+    "middle_click": ("middle", 1),
+}
+BUTTON_BITS = {"left": 1, "right": 2, "middle": 4}
 
 
 class Screen:
-    """A screen of 1280 by 800 pixels. `call` is the tool; `close` ends the browser, if there is one."""
+    """A screen of WIDTH by HEIGHT pixels. `call` is the tool; `close` ends the browser, if there is one."""
 
     def __init__(self, folder: Path) -> None:
         self.tool: ToolSpec = collect_tools(type(self))["computer"]
@@ -46,6 +57,7 @@ class Screen:
         self._lock = asyncio.Lock()
         self._starting = asyncio.Lock()
         self._cursor = (0, 0)
+        self._held_buttons = 0
 
     @property
     def running(self) -> Browser | None:
@@ -96,19 +108,23 @@ class Screen:
         action: Action,
         coordinate: list[int] | None = None,
         text: str | None = None,
+        start_coordinate: list[int] | None = None,
         scroll_direction: Direction | None = None,
         scroll_amount: int = 3,
         duration: float = 1.0,
     ) -> Any:
-        """Use the screen: a browser window of 1280 by 800 pixels. Acting returns a picture of it.
+        """Use the screen: a browser window. Acting returns a picture of it.
+
+        Screen resolution: 1280x800 pixels. (0, 0) is top-left, (1279, 799) is bottom-right.
 
         Args:
             action: What to do.
-            coordinate: Where, as [x, y] in pixels from the top left corner.
-            text: What to type, or the key to press: Return, Tab, ctrl+a.
+            coordinate: Where, as [x, y]; without it, a click happens where the mouse is. The end of a drag.
+            text: What to type, or the key to press: Return, Tab, ctrl+a. With a click or scroll, keys held meanwhile.
+            start_coordinate: Where a drag starts, as [x, y]; without it, where the mouse is.
             scroll_direction: Which way to scroll.
             scroll_amount: How many notches of the wheel to scroll.
-            duration: How many seconds to wait.
+            duration: How many seconds to wait, or to hold the key.
         """
         browser = await self.browser()
         if action == "cursor_position":
@@ -121,35 +137,68 @@ class Screen:
             await self._type(browser, _needed(text, "text", action))
         elif action == "key":
             await self._press(browser, _needed(text, "text", action))
+        elif action == "hold_key":
+            await self._press(browser, _needed(text, "text", action), min(max(duration, 0.0), LONGEST_HOLD))
         elif action == "scroll":
-            await self._scroll(
-                browser, coordinate, _needed(scroll_direction, "scroll_direction", action), scroll_amount
-            )
+            direction = _needed(scroll_direction, "scroll_direction", action)
+            await self._scroll(browser, coordinate, direction, scroll_amount, held_keys(text))
+        elif action == "left_click_drag":
+            await self._drag(browser, start_coordinate, _needed(coordinate, "coordinate", action), held_keys(text))
+        elif action == "mouse_move":
+            await self._move(browser, _place(_needed(coordinate, "coordinate", action)))
         else:
-            await self._point(browser, action, _place(_needed(coordinate, "coordinate", action)))
+            await self._use_button(browser, action, coordinate, held_keys(text))
         await browser.settle()
         return [_text(f"{action} done"), await _picture(browser)]
 
-    async def _point(self, browser: Browser, action: str, place: tuple[int, int]) -> None:
-        self._cursor = place
-        await self._mouse(browser, "mouseMoved")
-        if action == "mouse_move":
-            return
-        button, clicks = BUTTONS[action]
-        for count in range(1, clicks + 1):
-            await self._mouse(browser, "mousePressed", button=button, clickCount=count)
-            await self._mouse(browser, "mouseReleased", button=button, clickCount=count)
+    async def _use_button(self, browser: Browser, action: str, place: list[int] | None, keys: int) -> None:
+        if place is not None:
+            await self._move(browser, _place(place), modifiers=keys)
+        if action == "left_mouse_down":
+            await self._mouse(browser, "mousePressed", button="left", clickCount=1, modifiers=keys)
+        elif action == "left_mouse_up":
+            await self._mouse(browser, "mouseReleased", button="left", clickCount=1, modifiers=keys)
+        else:
+            button, clicks = CLICKS[action]
+            for count in range(1, clicks + 1):
+                await self._mouse(browser, "mousePressed", button=button, clickCount=count, modifiers=keys)
+                await self._mouse(browser, "mouseReleased", button=button, clickCount=count, modifiers=keys)
 
-    async def _scroll(self, browser: Browser, place: list[int] | None, direction: str, amount: int) -> None:
+    async def _drag(self, browser: Browser, start: list[int] | None, end: list[int], keys: int) -> None:
+        to_x, to_y = _place(end)
+        if start is not None:
+            await self._move(browser, _place(start), modifiers=keys)
+        from_x, from_y = self._cursor
+        await self._mouse(browser, "mousePressed", button="left", clickCount=1, modifiers=keys)
+        for move in range(1, DRAG_MOVES + 1):
+            x, y = (round(a + (b - a) * move / DRAG_MOVES) for a, b in ((from_x, to_x), (from_y, to_y)))
+            await self._move(browser, (x, y), button="left", modifiers=keys)
+        await self._mouse(browser, "mouseReleased", button="left", clickCount=1, modifiers=keys)
+
+    async def _move(self, browser: Browser, place: tuple[int, int], **more: Any) -> None:
+        self._cursor = place
+        await self._mouse(browser, "mouseMoved", **more)
+
+    async def _scroll(
+        self, browser: Browser, place: list[int] | None, direction: str, amount: int, keys: int
+    ) -> None:
         if place is not None:
             self._cursor = _place(place)
         pixels = WHEEL * max(0, min(amount, 100)) * (-1 if direction in ("up", "left") else 1)
         across, down = (pixels, 0) if direction in ("left", "right") else (0, pixels)
-        await self._mouse(browser, "mouseWheel", deltaX=across, deltaY=down)
+        await self._mouse(browser, "mouseWheel", deltaX=across, deltaY=down, modifiers=keys)
 
     async def _mouse(self, browser: Browser, kind: str, **more: Any) -> None:
         x, y = self._cursor
-        await browser.command("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+        bit = BUTTON_BITS.get(more.get("button", ""), 0)
+        if kind == "mousePressed":
+            self._held_buttons |= bit
+        elif kind == "mouseReleased":
+            self._held_buttons &= ~bit
+        elif self._held_buttons & BUTTON_BITS["left"]:
+            more["button"] = "left"
+        # `buttons` is what a page sees as `event.buttons`: without it a drag looks like a mere move.
+        await browser.command("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more, buttons=self._held_buttons)
 
     async def _type(self, browser: Browser, text: str) -> None:
         for number, line in enumerate(text.replace("\r\n", "\n").split("\n")):
@@ -158,13 +207,16 @@ class Screen:
             if line:
                 await browser.command("Input.insertText", text=line)
 
-    async def _press(self, browser: Browser, text: str) -> None:
+    async def _press(self, browser: Browser, text: str, seconds: float = 0.0) -> None:
         for key in text.split():
             if key.lower() in ("f5", "ctrl+r"):
                 await browser.reload()
                 continue
-            for event in key_events(key):
-                await browser.command("Input.dispatchKeyEvent", **event)
+            down, up = key_events(key)
+            await browser.command("Input.dispatchKeyEvent", **down)
+            if seconds:
+                await asyncio.sleep(seconds)
+            await browser.command("Input.dispatchKeyEvent", **up)
 
 
 def _needed(value: Any, name: str, action: str) -> Any:
