@@ -79,7 +79,7 @@ CASES = {
     "a closed socket for ever": Case([{"close": True, "times": 99}], Outcome.MODEL, None),
     "slow tokens": Case([{"per_token_delay": 0.01}]),
     "a slow first token": Case([{"delay": 0.5}]),
-    "too long a prompt": Case([], Outcome.OK, None, options={"max_context": 60}),
+    "too long a prompt": Case([], Outcome.MODEL, None, options={"max_context": 60}),
     "a call cut short": Case([], Outcome.OK, 0.0, budget=Budget(max_tokens_per_call=6, calls=8)),
 }
 
@@ -206,16 +206,27 @@ def test_a_tool_call_that_was_cut_short_is_kept_as_it_was_sampled(stories: dict[
 
 # -- with real OpenCode -------------------------------------------------------------------------------
 
+FOR_EVER = {"times": 10**6}
 REAL = {
     "429": ([{"turn": 1, "status": 429}], Outcome.OK, 1.0),
     "cut": ([{"turn": 1, "cut_after": 3}], Outcome.OK, 1.0),
     "500 for ever": ([{"turn": 1, "status": 500, "times": 99}], Outcome.MODEL, None),
     "closed": ([{"turn": 1, "close": True}], Outcome.OK, 1.0),
+    "never answers": ([{"hang": 600, **FOR_EVER}], Outcome.MODEL, None),
+    "429 for ever": ([{"status": 429, "retry_after": 1, **FOR_EVER}], Outcome.MODEL, None),
+    "stalls for ever": ([{"turn": 1, "stall_after": 3, **FOR_EVER}], Outcome.MODEL, None),
+    "cut for ever": ([{"turn": 1, "cut_after": 3, **FOR_EVER}], Outcome.MODEL, None),
+    "malformed for ever": ([{"turn": 1, "malformed": True, "cut_after": 3, **FOR_EVER}], Outcome.MODEL, None),
+    "400 for ever": ([{"status": 400, **FOR_EVER}], Outcome.MODEL, None),
+    "slow but steady": ([{"turn": 2, "per_token_delay": 3.0}], Outcome.TIMEOUT, 1.0),
 }
+"""With 20 seconds for the agent."""
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Story]]:
+    few = asyncio.Semaphore(4)
+
     async def play_real(store: Store, agent: Agent, faults: list[dict[str, Any]]) -> Story:
         turns = [
             {"tool": "bash", "arguments": {**turn["arguments"], "description": "do it"}} if "tool" in turn else turn
@@ -223,8 +234,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Story]]
         ]
         async with ReplayServer({"turns": turns, "faults": faults}) as server:
             endpoint = Endpoint(server.url, "replay", engine="vllm")
-            task = a_task(timeouts=Timeouts(agent=60, verifier=10), sandbox=SandboxLimits())
-            record = await run_rollout(task, model=endpoint, agent=agent, store=store, retries=0)
+            task = a_task(timeouts=Timeouts(agent=20, verifier=10), sandbox=SandboxLimits())
+            async with few:
+                record = await run_rollout(task, model=endpoint, agent=agent, store=store, retries=0)
             return Story(record, store.calls(record.rollout_id), list(server.log))
 
     with Store.open(tmp_path_factory.mktemp("real") / "store") as store:

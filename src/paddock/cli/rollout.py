@@ -71,6 +71,11 @@ def command() -> None:
 @click.option("--max-calls", default=200, show_default=True, help="Model calls that one rollout may make.")
 @click.option("--max-completion-tokens", type=int, help="Tokens that one rollout may sample in all.")
 @click.option("--agent-timeout", type=float, help="Seconds for the agent. Default: what the task says.")
+@click.option(
+    "--stall-timeout",
+    type=float,
+    help="Seconds without a byte until a model call has stalled. Default: 60, at most a quarter of the agent's.",
+)
 @click.option("--temperature", default=1.0, show_default=True, help="Temperature of every call.")
 @click.option("--top-logprobs", default=1, show_default=True, help="Alternatives to keep for each token, up to 20.")
 @click.option("--thinking/--no-thinking", default=None, help="Turn the model's thinking on or off.")

@@ -64,3 +64,16 @@ class Budget:
 
     def __post_init__(self) -> None:
         _check_positive(self)
+
+
+STALL_SECONDS = 60.0
+"""A model call that receives no byte for this long counts as stalled, unless a plan says otherwise."""
+STALL_SHARE = 0.25
+"""In a short rollout a call counts as stalled after this share of the agent's time."""
+WHOLE_ANSWER_FACTOR = 2.0
+"""An answer that is not streamed may take so many times as long: no byte of it comes before all of it is there."""
+
+
+def stall_seconds(chosen: float | None, agent_seconds: float) -> float:
+    """How long a streamed call may receive nothing before it counts as stalled."""
+    return min(STALL_SECONDS, agent_seconds * STALL_SHARE) if chosen is None else chosen

@@ -33,6 +33,9 @@ class Plan:
     """None leaves the deadlines to the task."""
     agent_timeout: float | None = None
     """Replaces the task's deadline for the agent alone."""
+    stall_timeout: float | None = None
+    """Seconds without a byte after which a model call counts as stalled, and is cut off and tried again. None: it
+    counts as stalled after 60 s, or a quarter of the agent's time if that is less, and is cut off after 300 s."""
     thinking: bool | None = None
     temperature: float | None = 1.0
     top_logprobs: int = 1
@@ -56,7 +59,7 @@ class Plan:
             raise ConfigError(f"top_logprobs is {self.top_logprobs}", hint="give a number from 0 to 20")
         if self.temperature is not None and not 0 <= self.temperature < math.inf:
             raise ConfigError(f"temperature is {self.temperature}", hint="give 0 or more")
-        for name in ("agent_timeout", "context_tokens"):
+        for name in ("agent_timeout", "stall_timeout", "context_tokens"):
             given = getattr(self, name)
             if given is not None and not 0 < given < math.inf:
                 raise ConfigError(f"{name} is {given}", hint="give a number above 0")
@@ -71,6 +74,7 @@ class Plan:
             "sandbox": self.sandbox,
             "budget": asdict(self.budget),
             "agent_timeout": self.agent_timeout,
+            "stall_timeout": self.stall_timeout,
             "thinking": self.thinking,
             "temperature": self.temperature,
             "top_logprobs": self.top_logprobs,

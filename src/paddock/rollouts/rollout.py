@@ -13,6 +13,7 @@ import logging
 import secrets
 import time
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import (
@@ -26,8 +27,10 @@ from paddock.errors import (
     VerifierError,
 )
 from paddock.rollouts.agents.base import AgentExit, AgentRun, Assignment
+from paddock.rollouts.blame import AgentTime, StallLimits, judge_calls
 from paddock.rollouts.capture import Capture, CaptureSettings
 from paddock.rollouts.ledger import owned_sandbox
+from paddock.rollouts.limits import WHOLE_ANSWER_FACTOR, stall_seconds
 from paddock.rollouts.masking import Mask
 from paddock.rollouts.outcome import Outcome, Reward
 from paddock.rollouts.record import RolloutRecord
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
+    from paddock.rollouts.blame import Blame
     from paddock.rollouts.capture import Upstream
     from paddock.rollouts.plan import Plan
     from paddock.rollouts.sandbox.base import Sandbox
@@ -100,6 +104,8 @@ class Rollout:
         self._aborted: str | None = None
         self.kept_out = False
         """Whether it ended because what it was to work in could not be reached."""
+        self._agent_began = 0.0
+        """When the agent began to work, on the clock of `time.monotonic`."""
         self._told = 0
         self._writes: set[asyncio.Task[Any]] = set()
 
@@ -230,6 +236,9 @@ class Rollout:
             call_timeout=self._timeouts.model_call,
             deadline=deadline,
         )
+        if plan.stall_timeout is not None:
+            whole = plan.stall_timeout * WHOLE_ANSWER_FACTOR
+            settings = replace(settings, idle_timeout=plan.stall_timeout, unary_timeout=whole)
         self._capture = capture = Capture(
             plan.endpoint,
             self._upstream,
@@ -260,8 +269,9 @@ class Rollout:
                 await unhurried(self._stop_agent(capture, sandbox))
 
     async def _follow_agent(self, sandbox: Sandbox, assignment: Assignment) -> AgentExit:
-        limit = self.plan.agent_timeout or self._timeouts.agent
-        deadline = time.monotonic() + limit
+        limit = self._agent_seconds
+        self._agent_began = time.monotonic()
+        deadline = self._agent_began + limit
         try:
             async with asyncio.timeout(limit):
                 self._agent = await self.plan.agent.begin(sandbox, assignment, self._report)
@@ -307,20 +317,33 @@ class Rollout:
             return Outcome.CANCELLED, self._aborted
         if capture.lost:
             return Outcome.ENVIRONMENT, f"calls could not be recorded: {capture.lost}"
+        blame = self._blame(timed_out=ended.timed_out)
         if ended.timed_out:
-            return Outcome.TIMEOUT, "the agent did not finish in time"
+            return blame.outcome or Outcome.TIMEOUT, blame.error or "the agent did not finish in time"
         if killed_for:
             return Outcome.BUDGET, f"the sandbox used more {killed_for} than allowed"
         if ended.exit_code is None:
             return Outcome.SANDBOX, "the sandbox ended by itself"
         if capture.exhausted:
             return Outcome.BUDGET, f"the budget of {capture.exhausted} was used up"
-        if capture.last_failure:
-            return Outcome.MODEL, capture.last_failure
+        if blame.outcome is not None:
+            return blame.outcome, blame.error
         if self._broke_down(ended):
             words = ended.error or self.record.agent_log.strip()[-500:]
             return Outcome.AGENT, f"the agent made no model call (exit code {ended.exit_code}): {words}"
-        return Outcome.OK, None
+        return Outcome.OK, blame.error
+
+    @property
+    def _agent_seconds(self) -> float:
+        return self.plan.agent_timeout or self._timeouts.agent
+
+    def _blame(self, *, timed_out: bool) -> Blame:
+        """What the model calls say about the end. One that was in flight when the time was up has ended by now."""
+        assert self._capture is not None
+        over = self._agent_began + self._agent_seconds if timed_out else time.monotonic()
+        streamed = stall_seconds(self.plan.stall_timeout, self._agent_seconds)
+        limits = StallLimits(streamed, streamed * WHOLE_ANSWER_FACTOR)
+        return judge_calls(self._capture.summaries(), AgentTime(self._agent_began, over, timed_out), limits)
 
     def _broke_down(self, ended: AgentExit) -> bool:
         """Whether an agent without a single good call must make some, or could not be started."""

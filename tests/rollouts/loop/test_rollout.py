@@ -149,9 +149,10 @@ def test_a_tool_that_hangs_is_left_at_the_deadline(tmp_path: Path) -> None:
     assert record.stages["agent"] < 2
 
 
-def test_a_model_that_hangs_is_left_at_the_deadline(tmp_path: Path) -> None:
+def test_a_model_that_hangs_is_left_at_the_deadline_and_to_blame(tmp_path: Path) -> None:
     record = rolled(tmp_path, Stage(), SAYS, DONE, agent_timeout=0.5, faults=[{"turn": 1, "hang": 30}])
-    assert (record.outcome, record.reward) == (Outcome.TIMEOUT, 1.0)
+    assert (record.outcome, record.reward) == (Outcome.MODEL, None)
+    assert record.stages["agent"] < 2
 
 
 def test_failures_of_the_model_are_retried_unseen(tmp_path: Path) -> None:

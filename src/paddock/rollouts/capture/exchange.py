@@ -22,6 +22,7 @@ from paddock.rollouts.capture.upstream import Failure, pause
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from paddock.rollouts.blame import Blamed
     from paddock.rollouts.capture.dialects.base import Writer
     from paddock.rollouts.capture.engines.base import Engine
     from paddock.rollouts.capture.settings import CaptureSettings
@@ -63,6 +64,32 @@ class Reply(Protocol):
 
 
 @dataclass(slots=True)
+class CallTimes:
+    """When the endpoint was asked and heard of, on the clock of `time.monotonic`. See `CallSummary`."""
+
+    began: float = field(default_factory=time.monotonic)
+    attempt_began: float | None = None
+    first_byte: float | None = None
+    last_byte: float | None = None
+    ended: float | None = None
+    streamed: bool = True
+    fault: Blamed | None = None
+
+    def begin_attempt(self, *, streamed: bool) -> None:
+        self.attempt_began, self.streamed = time.monotonic(), streamed
+        self.first_byte = self.last_byte = None
+
+    def hear(self) -> None:
+        self.last_byte = time.monotonic()
+        if self.first_byte is None:
+            self.first_byte = self.last_byte
+
+    def pause(self) -> None:
+        """The attempt was refused or broke."""
+        self.attempt_began = self.first_byte = self.last_byte = None
+
+
+@dataclass(slots=True)
 class Exchange:
     """Fills `call`. After `run`, `failure` says whether the endpoint broke or refused."""
 
@@ -85,6 +112,7 @@ class Exchange:
     limit: float
     """When the call must have ended, on the loop's clock."""
     failure: Failure | None = None
+    times: CallTimes = field(default_factory=CallTimes)
     _answer: Answer = field(init=False)
     _delivered: bool = False
     """The agent has all that matters of the answer."""
@@ -171,6 +199,7 @@ class Exchange:
                 if not failure.retryable or failed >= self.settings.attempts or late:
                     return await self._fail(failure)
                 self._note(failure, started)
+                self.times.pause()
                 self._answer = Answer(strip=self.settings.transparent)
                 await asyncio.sleep(wait)
             else:
@@ -197,9 +226,11 @@ class Exchange:
         self.call.status = None
         self.call.admitted_version = self.settings.weights.current()
         payload = orjson.dumps(shaped.body)
+        self.times.begin_attempt(streamed=shaped.streams)
         try:
             async with self.upstream.post(self.endpoint, PATH, payload, headers=self.headers, idle=idle) as answered:
                 self.call.status = answered.status
+                self.times.hear()
                 self._answer.tell_version(answered.headers.get("x-weight-version"))
                 if answered.streams and not shaped.streams:
                     raise Failure("the endpoint streams although it was not asked to", status=answered.status)
@@ -219,6 +250,8 @@ class Exchange:
         reader, done = EventReader(), False
         held: list[tuple[bytes, dict[str, Any], bool]] = []
         async for piece in answered.pieces():
+            if not piece.startswith(b":"):  # a comment keeps the connection open, and is no answer
+                self.times.hear()
             for data in read_events(reader, piece):
                 if data == DONE:
                     done = True
@@ -285,7 +318,7 @@ class Exchange:
 
     async def _fail(self, failure: Failure, *, again: bool = False) -> None:
         """Tell the agent, in the one way that is still open, so that it tries `again` or does not."""
-        self.failure = failure
+        self.failure, self.times.fault = failure, failure.blamed
         self.call.error = message = self.mask.text(failure.message)
         if again:
             fault = Fault(400, f"server error: {message}", "server_error", again=True)

@@ -10,12 +10,14 @@ import hmac
 import secrets as randomness
 import time
 from collections import deque
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from aiohttp import web
 
 from paddock.errors import ModelError
+from paddock.rollouts.blame import CallSummary, endpoint_failure
 from paddock.rollouts.capture import budget
 from paddock.rollouts.capture.counting import count_tokens
 from paddock.rollouts.capture.dialects import Interpreter
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from paddock.rollouts.capture.dialects.base import Asked, Dialect, Place, Writer
+    from paddock.rollouts.capture.exchange import CallTimes
     from paddock.rollouts.capture.settings import CaptureSettings
     from paddock.rollouts.capture.upstream import Upstream
     from paddock.rollouts.models.endpoint import Endpoint
@@ -75,9 +78,6 @@ class Capture:
         """The key that the agent must show, in the way of its dialect."""
         self.exhausted: str | None = None
         """`calls`, `tokens` or `time` once the agent was told to stop."""
-        self.last_failure: str | None = None
-        """How the endpoint failed the agent's most recent call; None once a later one went well. A request
-        that was refused for what it says is the agent's affair, unless none was ever accepted."""
         self._upstream = upstream
         self._classify = classify
         self._interpreter = Interpreter()
@@ -87,6 +87,7 @@ class Capture:
         self._ledger = Ledger(on_call, self._mask, self._note)
         self._granted: dict[str, int] = {}
         """The most tokens that each call may sample."""
+        self._times: dict[str, CallTimes] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._runner: web.ServerRunner | None = None
         self._stopping = False
@@ -100,6 +101,20 @@ class Capture:
     def lost(self) -> str | None:
         """Why a call could not be kept; None if all were."""
         return self._ledger.lost
+
+    @property
+    def last_failure(self) -> str | None:
+        """How the endpoint failed the agent's most recent call; None once a later one went well."""
+        return endpoint_failure(self.summaries())
+
+    def summaries(self) -> list[CallSummary]:
+        """What decides whether the endpoint is to blame, in the order the calls began. Titles decide nothing."""
+        return [self._summary(call) for call in self.calls if call.role is not Role.TITLE]
+
+    def _summary(self, call: Call) -> CallSummary:
+        times = asdict(self._times[call.id])
+        error = None if call.error is None else self._mask.text(call.error)
+        return CallSummary(**times, status=call.status, error=error, unanswered=call.aborted)
 
     def log_tail(self, count: int = 4096) -> str:
         """The last `count` characters of what happened, one line each."""
@@ -214,9 +229,11 @@ class Capture:
             room=room,
             limit=asyncio.get_running_loop().time() + self._seconds_for_a_call(),
         )
+        self._times[call.id] = exchange.times
         try:
             await exchange.run()
         finally:
+            exchange.times.ended = time.monotonic()
             reply.close()
             self._conclude(exchange)
             await self._ledger.finish(call)
@@ -225,17 +242,8 @@ class Capture:
         return reply.response
 
     def _conclude(self, exchange: Exchange) -> None:
-        call, failure = exchange.call, exchange.failure
-        if call.aborted and self._seconds_left() == 0.0:
+        if exchange.call.aborted and self._seconds_left() == 0.0:
             self.exhausted = self.exhausted or "time"
-        if call.role is Role.TITLE:
-            return
-        if call.ok:
-            self.last_failure = None
-        elif failure is None or failure.is_context_overflow:
-            return
-        elif failure.is_endpoints_fault or not any(call.ok for call in self.calls):
-            self.last_failure = self._mask.text(failure.message)
 
     # -- judgements ---------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from types import TracebackType
 
+    from paddock.rollouts.blame import Blamed
     from paddock.rollouts.capture.engines.base import Engine
     from paddock.rollouts.capture.settings import CaptureSettings
     from paddock.rollouts.models.endpoint import Endpoint
@@ -79,6 +80,12 @@ class Failure(Exception):
     @property
     def is_context_overflow(self) -> bool:
         return self.code == CONTEXT_CODE
+
+    @property
+    def blamed(self) -> Blamed:
+        if self.is_context_overflow:
+            return "context"
+        return "endpoint" if self.is_endpoints_fault else "request"
 
 
 class Answered:

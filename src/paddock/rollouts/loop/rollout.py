@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import ModelError, RolloutError, VerifierError
+from paddock.rollouts.blame import CONTEXT
 from paddock.rollouts.loop.agent import Loop, LoopEnd
 from paddock.rollouts.loop.chat import Chat
 from paddock.rollouts.outcome import Outcome
@@ -30,10 +31,7 @@ if TYPE_CHECKING:
     from paddock.rollouts.store import Store
     from paddock.rollouts.task import Task
 
-USED_UP = {
-    "steps": "all steps were used up",
-    "context": "the conversation is longer than the model's context",
-}
+USED_UP = {"steps": "all steps were used up", "context": CONTEXT}
 
 
 class LoopRollout(Rollout):
@@ -90,8 +88,9 @@ class LoopRollout(Rollout):
 
     async def _converse(self, tools: Tools, offered: list[dict[str, Any]]) -> LoopEnd | ModelError:
         """How the loop ended by itself, or how the model failed it."""
-        seconds = self.plan.agent_timeout or self._timeouts.agent
-        capture = self._make_capture(deadline=time.monotonic() + seconds)
+        seconds = self._agent_seconds
+        self._agent_began = time.monotonic()
+        capture = self._make_capture(deadline=self._agent_began + seconds)
         listener = socket.create_server(("127.0.0.1", 0))
         base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         await capture.serve(listener)
@@ -139,13 +138,16 @@ class LoopRollout(Rollout):
             return Outcome.CANCELLED, self._aborted
         if capture.lost:
             return Outcome.ENVIRONMENT, f"calls could not be recorded: {capture.lost}"
-        if capture.exhausted == "time" or (isinstance(ended, LoopEnd) and ended.reason == "time"):
-            return Outcome.TIMEOUT, "the agent did not finish in time"
+        timed_out = capture.exhausted == "time" or (isinstance(ended, LoopEnd) and ended.reason == "time")
+        blame = self._blame(timed_out=timed_out)
+        if timed_out:
+            return blame.outcome or Outcome.TIMEOUT, blame.error or "the agent did not finish in time"
         if capture.exhausted:
             return Outcome.BUDGET, f"the budget of {capture.exhausted} was used up"
+        if blame.outcome is not None:
+            return blame.outcome, blame.error
         if isinstance(ended, ModelError):
-            whose = Outcome.MODEL if capture.last_failure else Outcome.AGENT
-            return whose, capture.last_failure or f"the endpoint refused a request: {ended.message}"
+            return Outcome.AGENT, blame.error or f"the endpoint refused a request: {ended.message}"
         if ended.reason in USED_UP:
             return Outcome.BUDGET, USED_UP[ended.reason]
         return Outcome.OK, None

@@ -30,7 +30,9 @@ A script is JSON:
             cut_after: N                          the stream ends after N tokens without a finish; an answer
                                                   that is not streamed breaks off
             error_chunk: TEXT                     an error inside the stream, after `cut_after` or one token
-            malformed: true                       an answer that is no JSON
+            stall_after: N                        nothing more after N tokens; an answer that is not streamed
+                                                  never comes
+            malformed: true                       an answer that is no JSON, in a stream after `cut_after` tokens
             hang: S                               nothing at all for S seconds
             delay: S, per_token_delay: S          a slow first token, slow tokens
 Options   engine            whose format is spoken: vllm, sglang, llamacpp, openai (logprobs, no ids), text

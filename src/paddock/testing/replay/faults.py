@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, NoReturn
 
@@ -41,9 +42,19 @@ class Faults:
 
 def tokens_before_the_end(fault: Fault | None) -> int | None:
     """After how many tokens a stream breaks off; None if it does not."""
-    if fault is None or (fault.cut_after is None and fault.error_chunk is None):
+    if fault is None:
         return None
-    return 1 if fault.cut_after is None else fault.cut_after
+    if fault.stall_after is not None:
+        return fault.stall_after
+    if fault.cut_after is None and fault.malformed:
+        return 0
+    return 1 if fault.cut_after is None and fault.error_chunk is not None else fault.cut_after
+
+
+async def never_answer() -> NoReturn:
+    """Until the client hangs up, which cancels the handler, or the server is closed."""
+    while True:
+        await asyncio.sleep(3600)
 
 
 def hang_up(request: web.Request) -> NoReturn:

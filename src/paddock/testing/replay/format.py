@@ -62,6 +62,7 @@ class Fault(_Strict):
     message: str = "scripted fault"
     retry_after: float | None = None
     cut_after: int | None = Field(default=None, ge=0)
+    stall_after: int | None = Field(default=None, ge=0)
     error_chunk: str | None = None
     close: bool = False
     malformed: bool = False
@@ -78,7 +79,7 @@ class Fault(_Strict):
     @property
     def breaks(self) -> bool:
         ended = self.status is not None or self.cut_after is not None or self.error_chunk is not None
-        return ended or self.close or self.malformed
+        return ended or self.stall_after is not None or self.close or self.malformed
 
     @property
     def most(self) -> int | None:

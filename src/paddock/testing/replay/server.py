@@ -11,7 +11,7 @@ import orjson
 from aiohttp import web
 
 from paddock.testing.replay.answer import answer
-from paddock.testing.replay.faults import Faults, ScriptedHangUp, hang_up, tokens_before_the_end
+from paddock.testing.replay.faults import Faults, ScriptedHangUp, hang_up, never_answer, tokens_before_the_end
 from paddock.testing.replay.script import Script
 from paddock.testing.replay.template import prompt_ids, prompt_text
 from paddock.testing.replay.tokens import encode, encode_with_markers
@@ -193,6 +193,8 @@ class ReplayServer:
         if fault is not None:
             tokens = len(wire.answer.pieces)
             await asyncio.sleep((fault.delay or 0.0) + (fault.per_token_delay or 0.0) * tokens)
+            if fault.stall_after is not None:
+                await never_answer()
             if fault.error_chunk is not None:
                 return _error(500, fault.error_chunk, "server_error")
         payload = orjson.dumps(wire.unary())
@@ -214,9 +216,6 @@ class ReplayServer:
         await response.prepare(request)
         if fault is not None and fault.delay is not None:
             await asyncio.sleep(fault.delay)
-        if fault is not None and fault.malformed:
-            await response.write(b'data: {"choices": [{"delta": {"content": "brok\n\n')
-            return response
         waiting = [_event(wire.opening())]
         pause = fault.per_token_delay if fault is not None else None
         most = tokens_before_the_end(fault)
@@ -230,7 +229,12 @@ class ReplayServer:
                 waiting.clear()
             if pause is not None:
                 await asyncio.sleep(pause * len(pieces))
-        if fault is not None and fault.error_chunk is not None:
+        if fault is not None and fault.malformed:
+            waiting.append(b'data: {"choices": [{"delta": {"content": "brok\n\n')
+        elif fault is not None and fault.stall_after is not None:
+            await response.write(b"".join(waiting))
+            await never_answer()
+        elif fault is not None and fault.error_chunk is not None:
             waiting.append(_event({"error": {"message": fault.error_chunk, "type": "server_error", "code": 500}}))
         elif most is None:
             waiting += [_event(event) for event in wire.closing()]
