@@ -14,6 +14,7 @@ PaddockError
 ├── SessionError                   there is no session to act in
 │   ├── SessionNotFound
 │   │   └── HostLost
+│   ├── WorkerUnavailable
 │   ├── SessionTaken
 │   ├── SessionBusy
 │   ├── SessionClosed
@@ -171,6 +172,14 @@ class HostLost(SessionNotFound):
 
     kind = "host_lost"
     http_status = 410
+
+
+class WorkerUnavailable(SessionError):
+    """The worker that keeps the session does not answer now. The session is not lost: try again."""
+
+    kind = "unavailable"
+    http_status = 503
+    rpc_code = -32000
 
 
 class SessionTaken(SessionError):

@@ -4,6 +4,9 @@ import pytest
 
 from environments import Watched
 from running import Serve, servers
+from server.crew import crew
+
+__all__ = ["crew"]
 
 
 @pytest.fixture(params=["fast", "asgi"])

@@ -278,6 +278,9 @@ class UpgradeRouter(asyncio.Protocol):
         path = target.partition(b"?")[0].decode("latin-1")
         if path in PATHS and self._belongs_elsewhere(data):
             return
+        self._serve(path, data)
+
+    def _serve(self, path: str, data: bytes) -> None:
         protocol: Any
         if path in PATHS:
             protocol = FastProtocol(self.service, self._arguments["server_state"])
@@ -296,8 +299,12 @@ class UpgradeRouter(asyncio.Protocol):
             return False
         named = _SESSION_NAMED.search(data.partition(b"\r\n\r\n")[0])
         token = next((group for group in named.groups() if group), b"").decode("latin-1") if named else ""
-        worker = colleagues.owner(token) if token and token != "new" else colleagues.best_for_newcomer()
-        return worker is not None and colleagues.hand_over(worker, self._transport, data)
+        if token and token != "new":
+            worker = colleagues.owner(token)
+            return worker is not None and colleagues.hand_over(worker, self._transport, data)
+        worker = colleagues.best_for_newcomer()
+        path = data.split(b" ", 2)[1].partition(b"?")[0].decode("latin-1")
+        return worker is not None and colleagues.offer(worker, self._transport, data, lambda: self._serve(path, data))
 
 
 def adopt(service: Service, server_state: Any, connection: socket.socket, request: bytes) -> None:

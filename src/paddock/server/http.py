@@ -29,6 +29,7 @@ from paddock.errors import (
     PaddockError,
     ServerDraining,
     Unauthorized,
+    WorkerUnavailable,
 )
 from paddock.protocol.codec import encode, model_fields, observation_body
 from paddock.protocol.episode import GetState, Reset, Step
@@ -159,7 +160,7 @@ def error_response(error: PaddockError) -> JSONBytes:
     if isinstance(error, InvalidMessage):
         return JSONBytes({"detail": error.data.get("errors") or error.message}, 422)
     wire = error.to_wire()
-    headers = {"retry-after": "1"} if isinstance(error, (CapacityReached, ServerDraining)) else {}
+    headers = {"retry-after": "1"} if isinstance(error, (CapacityReached, ServerDraining, WorkerUnavailable)) else {}
     if isinstance(error, Unauthorized):
         headers = {"www-authenticate": "Bearer"}
     return JSONBytes({"detail": wire.pop("message"), **wire}, error.http_status, headers)

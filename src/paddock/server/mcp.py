@@ -279,13 +279,17 @@ def _named_session(calls: list[Call | RpcError] | Call) -> str:
     return str(next(filter(None, named), ""))
 
 
-async def refuse(error: SessionNotFound, scope: Any, body: bytes, send: Any) -> None:
-    """Answer a request whose session is lost, in the way of whoever named it: by header, or in its parameters."""
+async def refuse(error: PaddockError, scope: Any, body: bytes, send: Any) -> None:
+    """Answer a request that did not reach its session. One whose session is lost hears it in the way of whoever named
+    it: by header, or in its parameters."""
     try:
-        calls: Any = jsonrpc.parse(body)
+        calls: Any = jsonrpc.parse(body) if body else None
     except RpcError:
         calls = None
-    if lookup(scope["headers"])(SESSION_HEADER) is not None:
+    if not isinstance(error, SessionNotFound):
+        known = calls.id if isinstance(calls, Call) else None
+        await _reply(send, error.http_status, jsonrpc.failure(error, known))
+    elif lookup(scope["headers"])(SESSION_HEADER) is not None:
         await _reply(send, 404, _session_gone(error, calls))
     else:
         await _reply(send, 200, jsonrpc.failure(error, calls.id if isinstance(calls, Call) else None))

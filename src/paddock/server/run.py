@@ -53,7 +53,7 @@ def serve(
     service: Service = app.state.service
     require_token(host, service)
     if workers > 1:
-        from paddock.server.workers import serve_workers
+        from paddock.server.supervisor import serve_workers
 
         serve_workers(app, host, port, workers, announce)
         return

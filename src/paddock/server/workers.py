@@ -1,8 +1,9 @@
 """Several processes behind one port, with one capacity and one queue over all of them.
 
 Each worker is a whole server. They share a small table of numbers (who holds how many slots, who
-waits) and pass on what belongs to another: a WebSocket as its file descriptor, an HTTP request over a
-Unix socket. A session's token begins with the number of the worker that keeps it.
+waits) and pass on what belongs to another: a WebSocket as its file descriptor (`handoff`), an HTTP request over a
+Unix socket (`forwarding`). A session's token begins with the number of the worker that keeps it. `supervisor` is the
+parent that starts them.
 """
 
 from __future__ import annotations
@@ -12,24 +13,23 @@ import fcntl
 import logging
 import mmap
 import os
-import shutil
 import signal
 import socket
 import struct
 import tempfile
 import time
-from array import array
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import h11
 from starlette.requests import ClientDisconnect
 
-from paddock.errors import ConfigError, HostLost, PaddockError
-from paddock.net import HttpConnection
+from paddock.errors import PaddockError, RequestError, WorkerUnavailable
 from paddock.server.app import INSIDE_HEADER
+from paddock.server.forwarding import BROKEN_OFF, STALLED_SECONDS, Pool
+from paddock.server.handoff import HANDSHAKE, LARGEST_NOTE, Outbox, claim
 from paddock.server.http import (
     SESSION_COOKIE,
     SESSION_HEADER,
@@ -38,12 +38,11 @@ from paddock.server.http import (
     read_body,
     unless_left,
 )
-from paddock.server.listening import bind, url_of
 from paddock.server.mcp import refuse
-from paddock.server.run import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from paddock.config import Limits
     from paddock.server.access import Header
@@ -51,15 +50,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paddock.workers")
 
-MOST_WORKERS = 64
-HELD, FIRST, WAITING, GIVING_WAY, SOCKETS = range(5)
-COLUMNS = 5
-RESTART_PAUSE = 0.5
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+HELD, FIRST, WAITING, GIVING_WAY, SOCKETS, BEAT, LIFE, GIVEN_UP = range(8)
+COLUMNS = 8
+ASLEEP_SECONDS = 2.0
+"""A worker beats ten times a second; one that did not for so long gets nothing new."""
 ROOM = b"make room"
-HANDSHAKE = b"handshake "
-LARGEST_NOTE = 64 * 1024
 STREAM_HEADERS = (b"transfer-encoding", b"connection", b"content-length")
+EVENT_STREAM = b"text/event-stream"
+GATHER_SECONDS = 5.0
 
 
 class Table:
@@ -93,10 +91,24 @@ class Table:
         return int(last + 1)
 
     def clear(self, worker: int) -> None:
-        """Forget a worker that is no more."""
+        """Forget a worker that is no more. The next one under its number has another life."""
         with self.locked():
-            for column in range(COLUMNS):
+            for column in range(LIFE):
                 self.put(worker, column, 0)
+            self.put(worker, LIFE, self.get(worker, LIFE) + 1)
+
+    def beat(self, worker: int) -> None:
+        self.put(worker, BEAT, int(time.monotonic() * 1000))
+
+    def is_silent(self, worker: int, seconds: float) -> bool:
+        """Whether its loop has stood still for so long, or it is no more."""
+        return time.monotonic() * 1000 - self.get(worker, BEAT) > seconds * 1000
+
+    def is_awake(self, worker: int) -> bool:
+        return not self.is_silent(worker, ASLEEP_SECONDS)
+
+    def life(self, worker: int) -> int:
+        return self.get(worker, LIFE)
 
 
 class SharedCount:
@@ -151,13 +163,6 @@ class SharedCount:
         return any(head and (ticket is None or head < ticket) for head in heads)
 
 
-class NotReached(ConnectionError):
-    """Another worker takes no connection: nothing was sent to it."""
-
-
-BROKEN_OFF = (OSError, h11.RemoteProtocolError)
-
-
 class Colleagues:
     """What one worker knows of the others, and how it passes things on to them."""
 
@@ -166,12 +171,10 @@ class Colleagues:
         self.table = table
         self.count = SharedCount(table, number, limits.max_sessions)
         self._message_bytes = limits.message_bytes
-        self._folder = folder
         self._inbox = inbox
         self._parent = os.getppid()
-        self._outbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._outbox.setblocking(False)
-        self._idle: dict[int, list[HttpConnection]] = {}
+        self._outbox = Outbox(folder)
+        self._pool = Pool(folder, table)
 
     def start(self, service: Service, adopt: Callable[[socket.socket, bytes], None]) -> None:
         """Begin to read what the others send."""
@@ -181,6 +184,7 @@ class Colleagues:
     def tick(self, service: Service) -> None:
         """Publish what others decide by, and end if the parent has."""
         now = service.manager.clock()
+        self.table.beat(self.number)
         self.table.put(self.number, GIVING_WAY, service.manager.giving_way(now))
         self.table.put(self.number, SOCKETS, len(service.sockets))
         if os.getppid() != self._parent:
@@ -193,39 +197,38 @@ class Colleagues:
             worker = int((token or "")[:2], 16)
         except ValueError:
             return None
-        return worker if worker != self.number and worker < self.table.workers else None
+        if worker == self.number or not 0 <= worker < self.table.workers:
+            return None
+        # All sessions of one that was given up are lost, and any worker may say so.
+        return None if self.table.get(worker, GIVEN_UP) else worker
 
     def best_for_newcomer(self) -> int | None:
         """A worker with less to do than this one, if there is one."""
         loads = [(self.table.get(w, HELD), self.table.get(w, SOCKETS)) for w in range(self.table.workers)]
-        best = min(range(self.table.workers), key=lambda worker: loads[worker])
+        awake = [w for w in range(self.table.workers) if w == self.number or self.table.is_awake(w)]
+        best = min(awake, key=lambda worker: loads[worker])
         return best if loads[best] < loads[self.number] else None
 
     # -- passing on -------------------------------------------------------------------------------
 
     def hand_over(self, worker: int, transport: Any, request: bytes) -> bool:
-        """Give a WebSocket to the worker that should have it. False if it did not take it."""
-        descriptor = os.dup(transport.get_extra_info("socket").fileno())
-        try:
-            address = str(self._folder / f"{worker}.inbox")
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
-            self._outbox.sendmsg([HANDSHAKE + request], rights, 0, address)
-        except OSError as error:
-            logger.warning("worker %d takes no connection: %s", worker, error)
-            return False
-        finally:
-            os.close(descriptor)
-        transport.abort()
-        return True
+        """Give the WebSocket of a session to the worker that keeps it. It answers, or the socket is told to retry."""
+        return self._outbox.hand_over(worker, transport, request)
+
+    def offer(self, worker: int, transport: Any, request: bytes, taken_back: Callable[[], None]) -> bool:
+        """Give a WebSocket without a session to another worker. False if it stays; `taken_back` if it comes back."""
+        return self._outbox.offer(worker, transport, request, taken_back)
 
     async def ask_for_room(self) -> bool:
         """Ask a worker with a session that gives way to close it. True if there was one to ask."""
         others = [w for w in range(self.table.workers) if w != self.number and self.table.get(w, GIVING_WAY) > 0]
         try:
             for worker in others[:1]:
-                self._outbox.sendto(ROOM, str(self._folder / f"{worker}.inbox"))
+                self._outbox.send_note(worker, ROOM)
+        except BlockingIOError:
+            # It has much to read already, and it was others who asked.
+            return True
         except OSError:
-            # It has much to read already, or is gone.
             return False
         return bool(others)
 
@@ -234,9 +237,6 @@ class Colleagues:
         worker = self.owner(header("mcp-session-id") or header(SESSION_HEADER) or _cookie(header("cookie")))
         if worker is None:
             return False
-        if scope["path"] == "/mcp" and scope["method"] == "GET":
-            await _send(send, 405, [(b"allow", b"POST, DELETE")], b"")
-            return True
         try:
             body = await read_body(receive, self._message_bytes)
         except ClientDisconnect:
@@ -249,186 +249,126 @@ class Colleagues:
 
     async def forward(self, worker: int, scope: Any, body: bytes, receive: Any, send: Any) -> None:
         """Let `worker` answer a request for as long as its client waits for that."""
-        is_mcp = scope["path"] == "/mcp"
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1")
+        is_mcp, life = scope["path"] == "/mcp", self.table.life(worker)
+        headers = [
+            (name, value)
             for name, value in scope["headers"]
             # A long answer is made a stream here, and once is enough.
-            if name not in STREAM_HEADERS and not (is_mcp and name == b"accept")
-        }
-        query = scope["query_string"].decode("latin-1")
-        target = f"{scope['path']}?{query}" if query else scope["path"]
-        asking = self.request(worker, scope["method"], target, body, headers)
+            if name not in STREAM_HEADERS and not (is_mcp and scope["method"] == "POST" and name == b"accept")
+        ]
+        headers.append((b"content-length", b"%d" % len(body)))
+        if all(name != b"host" for name, _ in headers):
+            # HTTP/1.0 needs none, and we pass it on as 1.1.
+            headers.append((b"host", b"localhost"))
+        target = scope.get("raw_path") or quote(scope["path"]).encode()
+        if scope["query_string"]:
+            target = b"%b?%b" % (target, scope["query_string"])
+        began = Began(send)
+        asking = self._relay(worker, scope["method"], target, headers, body, began)
+        left = partial(_first, partial(disconnected, receive), partial(self._pool.wait_until_stalled, worker))
         try:
-            status, received, answer = await unless_left(partial(disconnected, receive), asking)
+            await unless_left(left, asking)
         except ClientDisconnect:
+            if not self.table.is_silent(worker, STALLED_SECONDS):
+                return
+            error: PaddockError = WorkerUnavailable(
+                f"the worker that keeps this session has not moved for {STALLED_SECONDS:g} s",
+                hint="the call may have been carried out: ask for the state before you call again",
+            )
+        except WorkerUnavailable as unavailable:
+            error = unavailable
+        except h11.LocalProtocolError as malformed:
+            error = RequestError(f"the request cannot be passed on: {malformed}", hint="look at its headers and path")
+        except BROKEN_OFF as broken:
+            error = await self._pool.explain(worker, life, broken)
+        else:
             return
-        except BROKEN_OFF as error:
-            lost = _lost(error)
-            await (refuse(lost, scope, body, send) if is_mcp else error_response(lost)(scope, receive, send))
-            return
-        kept = [(k.encode(), v.encode("latin-1")) for k, v in received.items() if k.encode() not in STREAM_HEADERS]
-        await _send(send, status, kept, answer)
+        if began.is_begun:
+            # A stream that has begun can only end.
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await (refuse(error, scope, body, send) if is_mcp else error_response(error)(scope, receive, send))
 
-    async def request(
-        self, worker: int, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
-    ) -> tuple[int, dict[str, str], bytes]:
-        """One HTTP exchange with another worker. Raises NotReached, or another of BROKEN_OFF once it has begun."""
-        idle = self._idle.setdefault(worker, [])
-        connect = partial(_connect, str(self._folder / f"{worker}.http"))
-        connection = idle.pop() if idle else HttpConnection("http://localhost", connect=connect)
-        answer = await connection.request(method, target, body, headers)
-        idle.append(connection)
-        return answer
+    async def _relay(
+        self, worker: int, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes, send: Any
+    ) -> None:
+        """Raises WorkerUnavailable, or one of BROKEN_OFF."""
+        connection = await self._pool.take(worker)
+        try:
+            answer = await connection.send(method, target, headers, body)
+            kept = [(name, value) for name, value in answer.headers if name not in STREAM_HEADERS]
+            if dict(kept).get(b"content-type", b"").startswith(EVENT_STREAM):
+                await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+                async for piece in connection.body():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+            else:
+                whole = b"".join([piece async for piece in connection.body()])
+                await _send(send, answer.status_code, kept, whole)
+        except BaseException:
+            connection.close()
+            raise
+        self._pool.put_back(worker, connection)
 
     async def gather(self, path: str, headers: dict[str, str]) -> list[bytes]:
         """The answers of all other workers to the same GET. One that is gone is left out."""
-        answers = []
-        for worker in range(self.table.workers):
-            if worker != self.number:
-                try:
-                    answers.append((await self.request(worker, "GET", path, b"", {**headers, INSIDE_HEADER: "1"}))[2])
-                except BROKEN_OFF:
-                    logger.warning("worker %d did not answer %s", worker, path)
-        return answers
+        asked = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        asked += [(INSIDE_HEADER.encode(), b"1"), (b"content-length", b"0")]
+        if "host" not in headers:
+            asked.append((b"host", b"localhost"))
+        others = (w for w in range(self.table.workers) if w != self.number and not self.table.get(w, GIVEN_UP))
+        answers = await asyncio.gather(*(self._fetch(worker, path, asked) for worker in others))
+        return [answer for answer in answers if answer is not None]
+
+    async def _fetch(self, worker: int, path: str, headers: list[tuple[bytes, bytes]]) -> bytes | None:
+        connection = None
+        try:
+            async with asyncio.timeout(GATHER_SECONDS):
+                connection = await self._pool.take(worker)
+                await connection.send("GET", path.encode(), headers, b"")
+                answer = b"".join([piece async for piece in connection.body()])
+        except (*BROKEN_OFF, WorkerUnavailable):
+            logger.warning("worker %d did not answer %s", worker, path)
+            if connection is not None:
+                connection.close()
+            return None
+        self._pool.put_back(worker, connection)
+        return answer
 
     def _read_inbox(self, service: Service, adopt: Callable[[socket.socket, bytes], None]) -> None:
         while True:
             try:
-                note, descriptors, _, _ = socket.recv_fds(self._inbox, LARGEST_NOTE, 1)
+                note, descriptors, _, _ = socket.recv_fds(self._inbox, LARGEST_NOTE, 2)
             except BlockingIOError:
                 return
-            if note.startswith(HANDSHAKE) and descriptors:
-                adopt(socket.socket(fileno=descriptors[0]), note[len(HANDSHAKE) :])
+            if note.startswith(HANDSHAKE):
+                connection = claim(list(descriptors))
+                if connection is not None:
+                    adopt(connection, note[len(HANDSHAKE) :])
             elif note == ROOM:
                 service.manager.make_room()
 
 
-def serve_workers(app: Any, host: str, port: int, workers: int, announce: Callable[[str], None] | None) -> None:
-    """Run `workers` processes until SIGTERM or Ctrl-C; start one anew when it dies."""
-    if workers > MOST_WORKERS:
-        raise ConfigError(f"{workers} workers are too many", hint=f"use at most {MOST_WORKERS}")
-    folder = Path(tempfile.mkdtemp(prefix="paddock-"))
+class Began:
+    """An ASGI `send` that knows whether the answer has begun."""
+
+    def __init__(self, send: Any) -> None:
+        self._send = send
+        self.is_begun = False
+
+    async def __call__(self, event: Any) -> None:
+        self.is_begun = True
+        await self._send(event)
+
+
+async def _first(*waits: Callable[[], Any]) -> None:
+    """Returns when the first of them does."""
+    tasks = [asyncio.ensure_future(wait()) for wait in waits]
     try:
-        listening = [bind(host, port, shared=True)]
-        taken = listening[0].getsockname()[1]
-        listening += [bind(host, taken, shared=True) for _ in range(workers - 1)]
-        office = Office(app, folder, listening)
-        if announce is not None:
-            announce(url_of(listening[0], host))
-        office.run()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-class Office:
-    """The parent: starts the workers, replaces one that dies, ends them all."""
-
-    def __init__(self, app: Any, folder: Path, listening: list[socket.socket]) -> None:
-        self.app = app
-        self.folder = folder
-        self.listening = listening
-        self.table = Table(len(listening))
-        self.workers: dict[int, int] = {}
-        self._stopping = False
-        self._insides = [self._inside(number) for number in range(len(listening))]
-
-    def is_stopping(self) -> bool:
-        return self._stopping
-
-    def run(self) -> None:
-        for name in STOP_SIGNALS:
-            signal.signal(name, self._stop)
-        for number in range(len(self.listening)):
-            self._start(number)
-        while self.workers:
-            try:
-                pid, status = os.waitpid(-1, 0)
-            except InterruptedError:
-                continue
-            except ChildProcessError:
-                break
-            # What an environment's module started is a child of ours too.
-            if pid in self.workers:
-                self._ended(self.workers.pop(pid), status)
-
-    def _inside(self, number: int) -> tuple[socket.socket, socket.socket]:
-        """The two Unix sockets of a worker. Bound here, so that they outlive a worker that dies."""
-        http = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        http.bind(str(self.folder / f"{number}.http"))
-        inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        inbox.bind(str(self.folder / f"{number}.inbox"))
-        return http, inbox
-
-    def _start(self, number: int) -> None:
-        """Start a worker, unless all are to end."""
-        if self.is_stopping():
-            return
-        # A signal must not find a worker that still takes it as the parent would.
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        try:
-            pid = os.fork()
-            if pid == 0:
-                self._be_worker(number)
-            self.workers[pid] = number
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        if self.is_stopping():
-            self._stop()
-
-    def _be_worker(self, number: int) -> NoReturn:
-        code = 1
-        try:
-            for name in STOP_SIGNALS:
-                signal.signal(name, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-            http, inbox = self._insides[number]
-            service: Service = self.app.state.service
-            service.colleagues = Colleagues(number, self.table, self.folder, inbox, service.config.limits)
-            run(self.app, [self.listening[number], http])
-            code = 0
-        except KeyboardInterrupt:
-            code = 0
-        except BaseException:
-            logger.exception("worker %d failed", number)
-        finally:
-            os._exit(code)
-
-    def _ended(self, number: int, status: int) -> None:
-        self.table.clear(number)
-        if self.is_stopping():
-            return
-        logger.error("worker %d ended (%s): its sessions are lost, a new one takes its place", number, _why(status))
-        time.sleep(RESTART_PAUSE)
-        self._start(number)
-
-    def _stop(self, *_: object) -> None:
-        self._stopping = True
-        for pid in self.workers:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-
-
-def _why(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"signal {os.WTERMSIG(status)}"
-    return f"exit code {os.WEXITSTATUS(status)}"
-
-
-async def _connect(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    try:
-        return await asyncio.open_unix_connection(path)
-    except OSError as error:
-        raise NotReached(str(error)) from error
-
-
-def _lost(error: Exception) -> HostLost:
-    """What a client is told whose call got no answer of the worker that keeps its session."""
-    if isinstance(error, NotReached):
-        message = f"the worker that keeps this session cannot be reached, the call was not carried out: {error}"
-    else:
-        message = f"the worker that keeps this session broke off, the call may have been carried out: {error}"
-    return HostLost(message, hint="its sessions are lost with a worker; open a new one")
+        for task in tasks:
+            task.cancel()
 
 
 def _cookie(header: str | None) -> str | None:

@@ -250,6 +250,9 @@ class SessionManager:
             )
         await self.slots.wait(wait, moved)
 
+    async def _ask_others(self, ask: Callable[[], Awaitable[bool]]) -> None:
+        await ask()
+
     def giving_way(self, now: float) -> int:
         """How many sessions would make room."""
         return sum(1 for session in self._sessions.values() if session.gives_way(now))
@@ -317,8 +320,11 @@ class SessionManager:
         for lease in self.leases.expired(now):
             self.release(lease)
         if self.slots.waiting:
-            self.make_room()
+            gone = self.make_room()
             self.slots.admit()
+            if gone is None and self.slots.waiting and self.ask_others_for_room is not None:
+                # A session of another process may have begun to give way since the newcomer came.
+                self._keep(self.loop.create_task(self._ask_others(self.ask_others_for_room)))
         if now - self._last_reap >= REAP_EVERY:
             self._last_reap = now
             for session in list(self._sessions.values()):

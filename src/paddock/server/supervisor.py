@@ -1,0 +1,208 @@
+"""The parent of the workers: starts them, replaces one that dies, ends them all.
+
+Invariant: the end of one worker costs its own sessions and nothing else. Its slots are returned at once, the others
+go on, and another takes its place: at once if it had run for a while, after growing pauses if it keeps failing. One
+that fails again and again at its start is given up, and its connections go to the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from paddock.errors import ConfigError, PaddockError
+from paddock.server.listening import bind, url_of
+from paddock.server.run import run
+from paddock.server.workers import GIVEN_UP, Colleagues, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paddock.server.service import Service
+
+logger = logging.getLogger("paddock.workers")
+
+MOST_WORKERS = 64
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 8.0
+EARLY_SECONDS = 10.0
+"""A worker that ends sooner has failed at its start."""
+MOST_EARLY_ENDS = 8
+"""In a row, of the same worker."""
+
+
+def serve_workers(app: Any, host: str, port: int, workers: int, announce: Callable[[str], None] | None) -> None:
+    """Run `workers` processes until SIGTERM or Ctrl-C; start one anew when it dies.
+
+    Raises PaddockError when all of them were given up.
+    """
+    if workers > MOST_WORKERS:
+        raise ConfigError(f"{workers} workers are too many", hint=f"use at most {MOST_WORKERS}")
+    folder = Path(tempfile.mkdtemp(prefix="paddock-"))
+    try:
+        listening = [bind(host, port, shared=True)]
+        taken = listening[0].getsockname()[1]
+        listening += [bind(host, taken, shared=True) for _ in range(workers - 1)]
+        supervisor = Supervisor(app, folder, listening)
+        if announce is not None:
+            announce(url_of(listening[0], host))
+        supervisor.run()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Supervisor:
+    def __init__(self, app: Any, folder: Path, listening: list[socket.socket]) -> None:
+        self.app = app
+        self.folder = folder
+        self.listening = listening
+        self.table = Table(len(listening))
+        self.workers: dict[int, int] = {}
+        """The number of each worker that runs, by its process id."""
+        self._due: dict[int, float] = {}
+        """When each worker that ended is to be started again."""
+        self._started: dict[int, float] = {}
+        self._early_ends: dict[int, int] = {}
+        self._stopping = False
+        self._insides = [self._inside(number) for number in range(len(listening))]
+        self._woken, self._wake = os.pipe()
+
+    def is_stopping(self) -> bool:
+        return self._stopping
+
+    def run(self) -> None:
+        os.set_blocking(self._wake, False)
+        os.set_blocking(self._woken, False)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for name in STOP_SIGNALS:
+            signal.signal(name, self._stop)
+        for number in range(len(self.listening)):
+            self._start(number)
+        while self.workers or (self._due and not self.is_stopping()):
+            self._wait()
+            self._reap()
+            now = time.monotonic()
+            for number in [number for number, due in self._due.items() if due <= now]:
+                del self._due[number]
+                self._start(number)
+        signal.set_wakeup_fd(-1)
+        if not self.is_stopping():
+            raise PaddockError("no worker could be kept running", hint="the log tells why each of them ended")
+
+    def _wait(self) -> None:
+        """Until a signal arrives, or a worker is to be started."""
+        pause = max(min(self._due.values()) - time.monotonic(), 0) if self._due else None
+        select.select([self._woken], [], [], pause)
+        with suppress(BlockingIOError):
+            while os.read(self._woken, 4096):
+                pass
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            # What an environment's module started is a child of ours too.
+            if pid in self.workers:
+                self._ended(self.workers.pop(pid), status)
+
+    def _inside(self, number: int) -> tuple[socket.socket, socket.socket]:
+        """The two Unix sockets of a worker. Bound here, so that they outlive a worker that dies."""
+        http = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        http.bind(str(self.folder / f"{number}.http"))
+        inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        inbox.bind(str(self.folder / f"{number}.inbox"))
+        return http, inbox
+
+    def _start(self, number: int) -> None:
+        """Start a worker, unless all are to end."""
+        if self.is_stopping():
+            return
+        # A signal must not find a worker that still takes it as the parent would.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._be_worker(number)
+            self.workers[pid] = number
+            self._started[number] = time.monotonic()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        if self.is_stopping():
+            self._stop()
+
+    def _be_worker(self, number: int) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for name in (*STOP_SIGNALS, signal.SIGCHLD):
+                signal.signal(name, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            for other, listening in enumerate(self.listening):
+                if other != number:
+                    # Or the kernel would go on giving it connections when the other is given up.
+                    listening.close()
+            http, inbox = self._insides[number]
+            service: Service = self.app.state.service
+            service.colleagues = Colleagues(number, self.table, self.folder, inbox, service.config.limits)
+            run(self.app, [self.listening[number], http])
+            code = 0
+        except KeyboardInterrupt:
+            code = 0
+        except BaseException:
+            logger.exception("worker %d failed", number)
+        finally:
+            os._exit(code)
+
+    def _ended(self, number: int, status: int) -> None:
+        self.table.clear(number)
+        if self.is_stopping():
+            return
+        early = time.monotonic() - self._started[number] < EARLY_SECONDS
+        ends = self._early_ends[number] = self._early_ends.get(number, 0) + 1 if early else 0
+        if ends > MOST_EARLY_ENDS:
+            self._give_up(number, status)
+            return
+        pause = min(FIRST_PAUSE * 2 ** max(ends - 1, 0), LONGEST_PAUSE)
+        why = how_it_ended(status)
+        logger.error("worker %d ended (%s): its sessions are lost, a new one takes its place", number, why)
+        self._due[number] = time.monotonic() + pause
+
+    def _give_up(self, number: int, status: int) -> None:
+        why = how_it_ended(status)
+        logger.error(
+            "worker %d ended (%s) for the %d. time in a row: it is given up", number, why, MOST_EARLY_ENDS + 1
+        )
+        self.table.put(number, GIVEN_UP, 1)
+        self.listening[number].close()
+
+    def _stop(self, *_: object) -> None:
+        self._stopping = True
+        for pid in self.workers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+
+def how_it_ended(status: int) -> str:
+    """A wait status in words."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code}, {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
