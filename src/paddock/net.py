@@ -6,11 +6,14 @@ It speaks over TCP, a Unix socket, or whatever `connect` opens.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import h11
+
+from paddock.errors import ClientError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -81,6 +84,12 @@ class HttpConnection:
             finally:
                 await self._drop()
 
+    def abandon(self) -> None:
+        """Cut the connection without waiting."""
+        streams, self._streams = self._streams, None
+        if streams is not None:
+            streams[1].transport.abort()
+
     async def close(self) -> None:
         await self._drop()
 
@@ -146,3 +155,12 @@ class HttpConnection:
         streams, self._streams = self._streams, None
         if streams is not None:
             streams[1].close()
+
+
+def check_process(pid: int) -> None:
+    """Raise ClientError in any process but this one."""
+    if pid != os.getpid():
+        raise ClientError(
+            "the client was opened in another process, from which this one was forked",
+            hint="make a client in the child, or start it with the method spawn",
+        )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from paddock.client.outgoing import authorization, fields_of
+from paddock.client.ownership import Ownership
 from paddock.client.policy import Reconnect, Timeouts
 from paddock.errors import (
     ConfigError,
@@ -79,6 +80,7 @@ class Client(Generic[ObservationT]):
         self._reset_observation: Any = observation
         self._state: Any = state
         self._calls = itertools.count(1)
+        self._ownership = Ownership()
         self._reset_takes: frozenset[str] | None = None
         """Names that `reset` takes; None if any. Known once `_asked_about_reset`."""
         self._asked_about_reset = False
@@ -101,7 +103,13 @@ class Client(Generic[ObservationT]):
         return await cls(target, **options).__aenter__()
 
     async def __aenter__(self) -> Self:
-        await self._transport.open()
+        self._check_owner()
+        try:
+            await self._transport.open()
+        except BaseException:
+            # It holds nothing, so it may be tried again anywhere.
+            self._ownership.release(None)
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -113,6 +121,7 @@ class Client(Generic[ObservationT]):
 
     async def reset(self, /, *, timeout: float | None = None, **arguments: Any) -> StepResult[ObservationT]:
         """Begin a new episode, also after the last one was lost."""
+        self._check_owner()
         limit = self.timeouts.request if timeout is None else timeout
         if unusual := arguments.keys() - KNOWN_TO_ALL:
             limit = await self._warn_of_unknown(unusual, limit)
@@ -162,20 +171,28 @@ class Client(Generic[ObservationT]):
 
     async def schema(self) -> dict[str, Any]:
         """JSON Schemas of the environment's action, observation and state."""
+        self._check_owner()
         schemas: dict[str, Any] = await self._transport.fetch("/schema")
         return schemas
 
     async def metadata(self) -> dict[str, Any]:
+        self._check_owner()
         described: dict[str, Any] = await self._transport.fetch("/metadata")
         return described
 
     async def close(self) -> None:
         """End the session."""
-        await self._transport.close()
+        if self._ownership.release(getattr(self._transport, "abandon", None)):
+            await self._transport.close()
 
     # -- inside -----------------------------------------------------------------------------------
 
+    def _check_owner(self) -> None:
+        """A transport that the caller made may know no `abandon`: then it is the caller's to let go of."""
+        self._ownership.check(self, getattr(self._transport, "abandon", None))
+
     async def _request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        self._check_owner()
         return await self._transport.request(message, self.timeouts.request if timeout is None else timeout)
 
     async def _call(self, method: str, params: dict[str, Any], timeout: float | None) -> Any:

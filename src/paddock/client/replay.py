@@ -64,6 +64,9 @@ class ReplayTransport:
         self._episode = Remembered()
         await self.inner.close()
 
+    def abandon(self) -> bool:
+        return self.inner.abandon()
+
     def drop(self) -> None:
         self.inner.drop()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ from anyio.from_thread import BlockingPortal
 
 from paddock.client.client import Client
 from paddock.errors import ClientError
+from paddock.net import check_process
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -58,6 +60,9 @@ class SyncClient(Generic[ObservationT]):
 
     @property
     def _portal(self) -> BlockingPortal:
+        if (thread := self._thread) is not None:
+            # Before the lock: another thread may have held it when this process was forked off.
+            check_process(thread.pid)
         with self._starting:
             if self._closed:
                 raise ClientError("the client is closed", hint="make a new one")
@@ -96,8 +101,11 @@ class SyncClient(Generic[ObservationT]):
         return self._portal.call(self._client.metadata)
 
     def close(self) -> None:
-        """End the session and the loop thread."""
+        """End the session and the loop thread. In a forked child both are the parent's, and stay as they are."""
         self._closed = True
+        if (known := self._thread) is not None and known.pid != os.getpid():
+            self._thread = None
+            return
         if thread := self._detached():
             try:
                 thread.portal.call(self._client.close)
@@ -108,14 +116,19 @@ class SyncClient(Generic[ObservationT]):
 class LoopThread:
     """An event loop on a thread of its own, which does not keep the process alive."""
 
-    portal: BlockingPortal
-
     def __init__(self) -> None:
+        self.pid = os.getpid()
         started: Future[BlockingPortal] = Future()
         run = partial(asyncio.run, self._serve(started))
         self._thread = threading.Thread(target=run, name="paddock-client", daemon=True)
         self._thread.start()
-        self.portal = started.result()
+        self._portal = started.result()
+
+    @property
+    def portal(self) -> BlockingPortal:
+        """The way onto the loop. Raises ClientError in a forked child, which has no such thread."""
+        check_process(self.pid)
+        return self._portal
 
     async def _serve(self, started: Future[BlockingPortal]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -124,7 +137,9 @@ class LoopThread:
             await portal.sleep_until_stopped()
 
     def end(self) -> None:
-        """Let what runs on the loop finish, and wait for the thread."""
+        """Let what runs on the loop finish, and wait for the thread. A forked child has none."""
+        if self.pid != os.getpid():
+            return
         self.portal.call(self.portal.stop)
         self._thread.join()
 
@@ -134,7 +149,7 @@ class LoopThread:
         The portal would wait for it without end. The collector may call this on the thread itself, and a process
         that was forked off has no such thread.
         """
-        if not self._thread.is_alive():
+        if self.pid != os.getpid() or not self._thread.is_alive():
             return
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._start_goodbye, close)
@@ -148,4 +163,4 @@ class LoopThread:
         try:
             await close()
         finally:
-            await self.portal.stop(cancel_remaining=True)
+            await self._portal.stop(cancel_remaining=True)

@@ -226,6 +226,17 @@ class Trunk:
         for lane in self.lanes.values():
             lane.fail(ClientError("the client was closed"))
 
+    def abandon(self) -> bool:
+        """Leave without waiting for anything: nobody holds the client of these sessions. False if it held nothing."""
+        is_open = not self._closed and (self._link is not None or self._returning is not None)
+        self._closed = True
+        if self._returning is not None:
+            self._returning.cancel()
+        link, self._link = self._link, None
+        if link is not None and not link.is_lost:
+            link.close()
+        return is_open
+
     def _new_token(self) -> str | None:
         return None if self._tokens_begin is None else f"{self._tokens_begin}-{secrets.token_hex(16)}"
 

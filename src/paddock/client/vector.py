@@ -9,10 +9,12 @@ others.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from paddock.client.client import Client
 from paddock.client.outgoing import authorization, fields_of
+from paddock.client.ownership import Ownership
 from paddock.client.policy import Reconnect, Timeouts
 from paddock.client.spread import Spread, is_no_door
 from paddock.client.transports.address import server_url
@@ -47,6 +49,9 @@ class VectorClient:
         self._queue_timeout = queue_timeout
         self._headers = authorization(token)
         self._trunks: list[Trunk] = []
+        """One list for the whole life: who lets go of a forgotten client holds it too."""
+        self._abandon = partial(_abandon_all, self._trunks)
+        self._ownership = Ownership()
         self._spread: Spread | None = None
         self._lanes: list[Lane] = []
         self._foreign: list[Client[Any]] = []
@@ -64,6 +69,7 @@ class VectorClient:
 
     async def open(self) -> None:
         """Connect and open every session. Raises if not one of them could be opened, and leaves nothing open then."""
+        self._ownership.check(self, self._abandon)
         try:
             await self._open_all()
         except BaseException:
@@ -72,10 +78,10 @@ class VectorClient:
 
     async def _open_all(self) -> None:
         first = self._trunk()
-        self._trunks = [first]
+        self._trunks[:] = [first]
         if not await first.open():
             await first.close()
-            self._trunks = []
+            self._trunks.clear()
             await self._open_foreign()
             return
         if first.host is None or not await self._open_spread(first):
@@ -117,7 +123,7 @@ class VectorClient:
             self._spread = None
             return False
         await self._spread.drop_unused()
-        self._trunks = list(self._spread.trunks.values())
+        self._trunks[:] = self._spread.trunks.values()
         return True
 
     async def _place(self, indices: Iterable[int]) -> None:
@@ -126,7 +132,7 @@ class VectorClient:
         try:
             opened = await self._spread.open_lanes([str(i) for i in indices], self._queue_timeout)
         finally:
-            self._trunks = list(self._spread.trunks.values())
+            self._trunks[:] = self._spread.trunks.values()
         for key, found in opened.items():
             if isinstance(found, PaddockError):
                 lane = Lane(key, None)
@@ -158,6 +164,7 @@ class VectorClient:
         """
         if seeds is not None and len(seeds) != self.sessions:
             raise ClientError(f"{len(seeds)} seeds for {self.sessions} sessions", hint="give one seed per session")
+        self._ownership.check(self, self._abandon)
         await self._revive()
         own = [{"seed": seed} for seed in seeds] if seeds is not None else [{}] * self.sessions
         messages = {i: {"type": "reset", "data": {**arguments, **own[i]}} for i in range(self.sessions)}
@@ -182,12 +189,15 @@ class VectorClient:
 
     async def close(self) -> None:
         """End every session."""
+        if not self._ownership.release(self._abandon):
+            return
         await asyncio.gather(*(trunk.close() for trunk in self._trunks), *(env.close() for env in self._foreign))
 
     async def _ask_all(
         self, messages: Mapping[int, dict[str, Any] | InvalidMessage], timeout: float | None
     ) -> list[Result]:
         """The answers to messages, by session. What is no message but an error already is its own answer."""
+        self._ownership.check(self, self._abandon)
         limit = self.timeouts.request if timeout is None else timeout
         for index in messages:
             if not 0 <= index < self.sessions:
@@ -249,6 +259,10 @@ class VectorClient:
                 return error
 
         return list(await asyncio.gather(*(ask(index, message) for index, message in messages.items())))
+
+
+def _abandon_all(trunks: list[Trunk]) -> bool:
+    return any([trunk.abandon() for trunk in trunks])
 
 
 def _step_message(action: Any) -> dict[str, Any] | InvalidMessage:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from paddock.net import check_process
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -29,6 +32,9 @@ class LoopThread:
         async def work() -> T:
             return await function(*arguments, **named)
 
+        if (running := self._running) is not None:
+            # Before the lock: another thread may have held it when this process was forked off.
+            check_process(running.pid)
         # Under the lock, so that `close` cannot stop the loop between the two and leave the caller waiting.
         with self._lock:
             if self._running is None:
@@ -49,7 +55,10 @@ class LoopThread:
         return running is not None and running.is_current
 
     def close(self) -> None:
-        """End the thread. A later call starts another."""
+        """End the thread. A later call starts another. In a forked child it is the parent's, and stays as it is."""
+        if self._running is not None and self._running.pid != os.getpid():
+            self._running = None
+            return
         with self._lock:
             running, self._running = self._running, None
         if running is not None:
@@ -58,6 +67,7 @@ class LoopThread:
 
 class _Running:
     def __init__(self, name: str) -> None:
+        self.pid = os.getpid()
         started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=_run, args=(started,), name=name, daemon=True)
@@ -72,6 +82,8 @@ class _Running:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:
+        if self.pid != os.getpid():
+            return
         if not self._ended.is_set():
             self._ended.set()
             self._loop.call_soon_threadsafe(self._loop.stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -151,6 +152,16 @@ class HttpTransport:
             notice.cancel()
         await self._connection.close()
 
+    def abandon(self) -> bool:
+        """Leave without waiting for anything. The session is ended from a thread: the loop may be about to end."""
+        session, self._session = self._session, None
+        self._connection.abandon()
+        if session is not None:
+            leave = partial(_close_forgotten, self.base, self._headers, session)
+            with suppress(RuntimeError):
+                threading.Thread(target=leave, name="paddock-client-close").start()
+        return session is not None
+
     async def _exchange(self, method: str, path: str, content: bytes) -> Any:
         """The answer to one request. A caller that is cancelled gives it up."""
         headers: dict[str, str] = {}
@@ -221,6 +232,11 @@ class HttpTransport:
                     await connection.request("POST", "/mcp", encode(call), named)
             finally:
                 await connection.close()
+
+
+def _close_forgotten(base: str, headers: dict[str, str], session: str) -> None:
+    with suppress(PaddockError):
+        asyncio.run(close_session(base, headers, session, NOTICE_SECONDS))
 
 
 async def close_session(base: str, headers: dict[str, str], session: str, timeout: float | None) -> None:

@@ -107,6 +107,17 @@ class MemoryTransport:
         await manager.drain(GRACE if awaited else 0.0)
         await asyncio.wait([session.ended], timeout=CLOSE_SECONDS)
 
+    def abandon(self) -> bool:
+        """Leave without waiting for anything. The environment is closed on a thread: the loop may be about to end."""
+        self._closed = True
+        manager = self._manager
+        self._manager = self._session = None
+        if manager is not None:
+            manager.abandon()
+        if self._ticking is not None:
+            self._ticking.cancel()
+        return manager is not None
+
     async def _open_session(self, manager: SessionManager) -> Session:
         """The manager's only session. Where there is none, its threads go home."""
         try:

@@ -154,6 +154,18 @@ class WebSocketTransport:
             await link.leave()
         self._fail(ClientError("the client was closed"))
 
+    def abandon(self) -> bool:
+        """Leave without waiting for anything: nobody holds this client any more. False if it held nothing."""
+        is_open = not self._closed and (self._link is not None or self._returning is not None)
+        self._closed = True
+        if self._returning is not None:
+            self._returning.cancel()
+        link, self._link = self._link, None
+        if link is not None and not link.is_lost:
+            link.send(b'{"type":"close"}')
+            link.close()
+        return is_open
+
     def drop(self) -> None:
         """Cut the connection as a broken network would, to see what happens then."""
         if self._link is not None:
