@@ -81,6 +81,7 @@ def test_the_whole_layout_is_read(folder: Path) -> None:
         "written": "2024-05-01",
         "description": "Count.",
         "not_built": ["Dockerfile", "docker-compose.yaml", "docker_image"],
+        "docker_image": "python:3.12",
         "unknown_keys": ["environment.gpus", "verifier.env"],
     }
 

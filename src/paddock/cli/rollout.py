@@ -257,7 +257,7 @@ def reverify_command(
     """Score the sealed work folder of rollout ID again, without the agent. The first score is kept."""
     from paddock.rollouts.runs import reverify
 
-    files = read_tests(tests, task_spec)
+    files = read_tests(tests, task_spec, sandbox)
     work = reverify(rollout_id, files, store=store, sandbox=sandbox, consent=unsafe, timeout=timeout)
     verdict = asyncio.run(work)
     if as_json:
@@ -278,8 +278,9 @@ def reverify_command(
     return 0 if verdict.reward.value is not None else BROKEN
 
 
-def read_tests(tests: Path | None, task_spec: str | None) -> dict[str, bytes]:
+def read_tests(tests: Path | None, task_spec: str | None, sandbox: str) -> dict[str, bytes]:
     """The verifier's files, from a folder, from one script, or from a task."""
+    from paddock.rollouts.task_needs import check_can_run
     from paddock.rollouts.taskset import load_tasks
 
     if (tests is None) == (task_spec is None):
@@ -288,6 +289,7 @@ def read_tests(tests: Path | None, task_spec: str | None) -> dict[str, bytes]:
         found = load_tasks(task_spec)
         if len(found) != 1:
             raise ConfigError(f"{task_spec} holds {len(found)} tasks", hint="name one task")
+        check_can_run(found[0], sandbox)
         return dict(found[0].tests)
     assert tests is not None
     if tests.is_file():

@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paddock.errors import RolloutError
+from paddock.errors import RolloutError, TaskError
 from paddock.rollouts.sandbox import open_sandbox
 from paddock.rollouts.sandbox.base import Command, SandboxSpec
 from paddock.rollouts.staging import seal, stage
 from paddock.rollouts.task import SOLUTION_ENTRY
+from paddock.rollouts.task_needs import check_can_run
 from paddock.rollouts.verifier import Verdict, verify
 from paddock.testing.checks import Result
 
@@ -34,6 +35,10 @@ class TaskCheck:
     consent: bool = False
 
     async def run(self) -> list[Result]:
+        try:
+            check_can_run(self.task, self.backend)
+        except TaskError as error:
+            return [Result("the task can be run here", "failed", error.message, error.hint)]
         results = []
         for name, solved in (("doing nothing scores below 1.0", False), ("the solution scores 1.0", True)):
             try:

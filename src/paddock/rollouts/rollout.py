@@ -36,6 +36,7 @@ from paddock.rollouts.outcome import Outcome, Reward
 from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.sandbox.base import SandboxSpec
 from paddock.rollouts.staging import archive, seal, stage
+from paddock.rollouts.task_needs import check_can_run
 from paddock.rollouts.trace import Call, Event, Level, Role
 from paddock.rollouts.unhurried import unhurried
 from paddock.rollouts.verifier import Verdict, verify
@@ -119,6 +120,7 @@ class Rollout:
         self._describe()
         try:
             await self._store.run(self._store.begin, self.record)
+            self._check_task()
             async with self._store.aborts.heeded(self.id, self.abort):
                 await self._stages()
         except asyncio.CancelledError:
@@ -173,6 +175,10 @@ class Rollout:
         return [] if self._capture is None else self._capture.calls
 
     # -- the stages ---------------------------------------------------------------------------------
+
+    def _check_task(self) -> None:
+        """Raises TaskError for a task that would be run, or scored, without what it needs."""
+        check_can_run(self.task, self.plan.sandbox)
 
     async def _stages(self) -> None:
         async with self._stage("install", self._timeouts.install, AgentError):

@@ -21,6 +21,7 @@ from paddock.rollouts.models import open_model
 from paddock.rollouts.models.endpoint import Endpoint
 from paddock.rollouts.recipe import Recipe
 from paddock.rollouts.store import Store
+from paddock.rollouts.task_needs import check_can_run
 from paddock.rollouts.verifier import Verdict, verify
 from paddock.rollouts.weights import Weights
 
@@ -125,6 +126,8 @@ async def reverify(
     """Score the sealed work folder of a finished rollout with other tests. The first score is kept too."""
     from paddock.rollouts.limits import SandboxLimits
 
+    if task is not None:
+        check_can_run(task, sandbox)
     async with opened_store(store) as kept:
         record = kept.get(rollout_id)
         if record is None:

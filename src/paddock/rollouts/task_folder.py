@@ -6,7 +6,8 @@
     tests/           the verifier's files; test.sh is run
     solution/        a reference solution; solve.sh is run
 
-No image is built: a Dockerfile is left out and named in `metadata["not_built"]`. Keys of task.toml that
+No image is built: a Dockerfile is left out and named in `metadata["not_built"]`, as is all else that no sandbox here
+has, and such a task is not run (see `task_needs`). Keys of task.toml that
 mean nothing here are named in `metadata["unknown_keys"]`. Empty folders and `__pycache__` are left out.
 """
 
@@ -19,6 +20,7 @@ import stat
 from pathlib import Path
 
 from paddock.errors import TaskError
+from paddock.rollouts import task_needs
 from paddock.rollouts.limits import MEBIBYTE
 from paddock.rollouts.task import LARGEST_FILE, LARGEST_INSTRUCTION, MOST_FILES, Task, check_size
 from paddock.rollouts.task_toml import TaskToml
@@ -49,9 +51,13 @@ def read_task_folder(path: str | Path) -> Task:
     config = _read_toml(folder)
     files, modes = _read_tree(folder / "environment")
     metadata = config.metadata
-    not_built = [name for name in files if NOT_BUILT.fullmatch(name)] + config.not_built
-    if not_built:
-        metadata["not_built"] = not_built
+    tests = _read_tree(folder / "tests")[0]
+    not_built = [name for name in files if NOT_BUILT.fullmatch(name)]
+    own_image = ["tests/Dockerfile"] if "Dockerfile" in tests else []
+    if not_built or own_image or config.not_built:
+        metadata[task_needs.NOT_BUILT] = [*not_built, *own_image, *config.not_built]
+    if config.docker_image:
+        metadata[task_needs.IMAGE_NAME] = config.docker_image
     if config.unknown:
         metadata["unknown_keys"] = config.unknown
     setup = config.setup
@@ -68,7 +74,7 @@ def read_task_folder(path: str | Path) -> Task:
         files=staged,
         modes={name: mode for name, mode in modes.items() if name in staged},
         setup=setup,
-        tests=_read_tree(folder / "tests")[0],
+        tests=tests,
         solution=_read_tree(folder / "solution")[0],
         sandbox=config.sandbox,
         timeouts=config.timeouts,

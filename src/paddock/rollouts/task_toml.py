@@ -30,7 +30,8 @@ class TaskToml:
 
         self.name = self._text("task", "name")
         self.setup = self._text("environment", "setup")
-        self.not_built = ["docker_image"] if self._text("environment", "docker_image") else []
+        self.docker_image = self._text("environment", "docker_image")
+        self.not_built = (["docker_image"] if self.docker_image else []) + self._machine()
         timeouts = {
             "agent": self._number("agent", "timeout_sec"),
             "verifier": self._number("verifier", "timeout_sec"),
@@ -49,6 +50,21 @@ class TaskToml:
             raise TaskError(f"{self._file}: {error}", hint=error.hint) from error
         self.metadata = self._metadata()
         self.unknown = sorted(self._unknown())
+
+    def _machine(self) -> list[str]:
+        """Keys that ask for more than one Linux machine without a GPU, or for more than one scored step."""
+        found = [
+            name for name in ("gpus", "gpu_types", "tpu", "mcp_servers") if self._section("environment").get(name)
+        ]
+        system = str(self._section("environment").get("os") or "linux").lower()
+        found += [] if system == "linux" else ["os"]
+        separate = self._section("verifier").get("environment_mode") == "separate"
+        steps = ["steps"] if self._data.get("steps") else []
+        return [
+            *(f"environment.{name}" for name in found),
+            *(["verifier.environment_mode"] if separate else []),
+            *steps,
+        ]
 
     def _section(self, name: str) -> dict[str, Any]:
         section = self._data.get(name, {})
