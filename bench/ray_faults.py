@@ -212,7 +212,7 @@ class Storm:
     def _count(self, result: Any) -> None:
         report = self.report
         with Store.open(self._folder / "store", read_only=True) as store:
-            records = store.list(limit=9999)
+            records = list(store.list())
         attempts = Counter((record.member, record.attempt) for record in records)
         unsettled = [record for record in records if record.outcome is None]
         doubled = [name for name, count in attempts.items() if count != 1]

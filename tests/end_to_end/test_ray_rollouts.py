@@ -122,7 +122,7 @@ class Job:
 
     def records(self) -> list[RolloutRecord]:
         with Store.open(self.store, read_only=True) as store:
-            return store.list(limit=999, newest_first=False)
+            return list(store.list(newest_first=False))
 
 
 def processes_with(mark: str, without: str = "no such word") -> list[int]:

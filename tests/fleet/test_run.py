@@ -134,7 +134,7 @@ def test_steps_are_limited_and_the_work_is_graded(plane: PlaneProcess, store: St
 
 @slow
 def test_time_is_limited_and_the_work_is_graded(plane: PlaneProcess, store: Store) -> None:
-    script = {"turns": [adds("x"), DONE], "faults": [{"turn": 1, "hang": 30}]}
+    script = {"turns": [adds("x"), {"text": "word " * 200}], "faults": [{"turn": 1, "per_token_delay": 0.05}]}
     record = run(ran(plane, store, [note_task("x")], script, agent_timeout=1.5)).records[0]
     assert (record.outcome, record.reward) == (Outcome.TIMEOUT, 1.0)
     assert plane.alive() == []
@@ -170,7 +170,7 @@ def test_a_member_that_broke_is_tried_again_as_a_new_rollout(plane: PlaneProcess
 
 
 def test_cancelling_ends_everything_at_once(plane: PlaneProcess, store: Store) -> None:
-    script = {"turns": [adds("x"), DONE], "faults": [{"turn": 1, "hang": 30}]}
+    script = {"turns": [adds("x"), {"text": "word " * 200}], "faults": [{"turn": 1, "per_token_delay": 0.05}]}
 
     async def cancelled() -> float:
         tasks = [note_task(f"x{number}") for number in range(3)]

@@ -45,16 +45,16 @@ def list_command(store: Path | None, limit: int, as_json: bool, **filters: Any) 
     from paddock.rollouts.shown import summarize
 
     with opened(store) as kept:
-        records = kept.list(limit=limit, **filters)
+        records = list(kept.list(limit=limit, **filters))
         total = kept.count(**filters)
     if as_json:
         for record in records:
             print_json(summarize(record))
-        return 0
-    print_list(records)
+    else:
+        print_list(records)
     if total > len(records):
         note(f"{len(records)} of {total} shown; --limit shows more")
-    if not total:
+    if not total and not as_json:
         chosen = [f"--{name.removesuffix('_id')} {value}" for name, value in filters.items() if value]
         made = "the store holds no rollouts; paddock rollout TASK --model … makes some"
         note(f"no rollout matches {' '.join(chosen)}" if chosen else made)
@@ -72,7 +72,7 @@ def show_command(rollout_id: str, store: Path | None, as_json: bool) -> int:
     with opened(store) as kept:
         record = found(kept, rollout_id)
         calls = kept.calls(record.rollout_id)
-        events = kept.events(record.rollout_id, limit=100_000)
+        events = kept.events(record.rollout_id)
         scores = kept.scores(record.rollout_id)
     if as_json:
         print_json(rollout_to_json(record, calls, events, scores))

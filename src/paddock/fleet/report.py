@@ -19,7 +19,6 @@ FLEET = "fleet"
 EVERYTHING = "all"
 SHOWN_ERRORS = 5
 LONGEST_ERROR = 300
-MOST = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ def read_report(
     store: Store, *, batch_id: str | None = None, env_key: str | None = None, hours: float | None = None
 ) -> FleetReport:
     since = None if hours is None else time.time() - hours * 3600
-    listed = store.list(batch_id=batch_id, since=since, limit=MOST, newest_first=False)
+    listed = store.list(batch_id=batch_id, since=since, newest_first=False)
     records = [record for record in listed if record.sandbox == FLEET]
     if env_key is not None:
         records = [record for record in records if record.metadata.get("env_key") == env_key]

@@ -165,7 +165,7 @@ class Batch:
     def _settled(self) -> dict[tuple[str, str, int], RolloutRecord]:
         """Members of an earlier run of this batch that need not be run again. A task that changed is another."""
         found = {}
-        for record in self._store.list(batch_id=self.batch_id, finished=True, limit=1_000_000, newest_first=False):
+        for record in self._store.list(batch_id=self.batch_id, finished=True, newest_first=False):
             if record.outcome is not None and not record.outcome.is_infrastructure:
                 found[record.task_hash, record.task_id, record.member] = record
         return found

@@ -245,7 +245,7 @@ class Subject:
             running.cancel()
         seconds = time.monotonic() - began
         left = [pid for pid, started in family.items() if process_start_time(pid) == started]
-        events = [event for _, event in store.events(record.rollout_id, limit=9999)]
+        events = [event for _, event in store.events(record.rollout_id)]
         calls = store.calls(record.rollout_id)
         return Story(record, calls, events, list(server.log), seconds, len(family), left)
 

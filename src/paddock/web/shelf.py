@@ -58,7 +58,7 @@ class Shelf:
         if self.exists:
             with Store.open(self.folder, read_only=True) as store:
                 store.count()
-                store.list(limit=FIRST_ROWS)
+                list(store.list(limit=FIRST_ROWS))
 
     def close(self) -> None:
         for store in self._stores.values():

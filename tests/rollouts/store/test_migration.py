@@ -33,7 +33,7 @@ def version(folder: Path) -> int:
 
 
 def everything(store: Store) -> list[object]:
-    records = store.list(newest_first=False)
+    records = list(store.list(newest_first=False))
     traces = [(store.calls(each.rollout_id), store.events(each.rollout_id)) for each in records]
     searched = store.ask(search.by_task, Search())
     heads = [store.ask(light.heads, store.ask(rows.find, each.rollout_id)) for each in records]

@@ -65,7 +65,7 @@ class Sampled:
 
 def keys(connection: sqlite3.Connection, filters: rows.Filters) -> list[int]:
     """Of all rollouts that fit, in the order they began."""
-    return rows.keys(connection, filters, limit=-1, offset=0, newest_first=False)
+    return rows.keys(connection, filters, newest_first=False).tolist()
 
 
 def read(connection: sqlite3.Connection, wanted: Sequence[int]) -> list[tuple[RolloutRecord, list[Call]]]:

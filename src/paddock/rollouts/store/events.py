@@ -19,10 +19,10 @@ def add(connection: sqlite3.Connection, rollout: int, event: Event) -> int:
     return number
 
 
-def read(connection: sqlite3.Connection, rollout: int, *, after: int, limit: int) -> list[tuple[int, Event]]:
+def read(connection: sqlite3.Connection, rollout: int, *, after: int, limit: int | None) -> list[tuple[int, Event]]:
     found = connection.execute(
         "SELECT number, data FROM events WHERE rollout = ? AND number > ? ORDER BY number LIMIT ?",
-        (rollout, after, limit),
+        (rollout, after, -1 if limit is None else limit),
     )
     return [(number, Event(*decode(unsqueeze(data)))) for number, data in found]
 

@@ -6,6 +6,7 @@ The columns are there to search by; the head is what is read back.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -171,15 +172,27 @@ def find(connection: sqlite3.Connection, rollout_id: str) -> int | None:
 
 
 def keys(
-    connection: sqlite3.Connection, filters: Filters, *, limit: int, offset: int, newest_first: bool
-) -> list[int]:
+    connection: sqlite3.Connection,
+    filters: Filters,
+    *,
+    limit: int | None = None,
+    offset: int = 0,
+    newest_first: bool = True,
+) -> array[int]:
+    """All of them, unless a limit is given."""
     where, values = filters.where()
     direction = "DESC" if newest_first else "ASC"
     found = connection.execute(
         f"SELECT id FROM rollouts {where} ORDER BY started_at {direction}, id {direction} LIMIT ? OFFSET ?",
-        (*values, limit, offset),
+        (*values, -1 if limit is None else limit, offset),
     )
-    return [key for (key,) in found]
+    return array("q", (key for (key,) in found))
+
+
+def existing(connection: sqlite3.Connection, wanted: Sequence[int]) -> set[int]:
+    """Those of a page of keys whose rollouts were not deleted."""
+    marks = ", ".join("?" * len(wanted))
+    return {key for (key,) in connection.execute(f"SELECT id FROM rollouts WHERE id IN ({marks})", (*wanted,))}
 
 
 def count(connection: sqlite3.Connection, filters: Filters) -> int:

@@ -19,6 +19,7 @@ from paddock.errors import StoreError
 from paddock.rollouts.store import blobs, calls, events, figures, ledger, recovery, retention, rows, sequences
 from paddock.rollouts.store.aborts import Aborts
 from paddock.rollouts.store.database import Database
+from paddock.rollouts.store.listing import Listing
 from paddock.rollouts.store.live import Live, LiveRollouts
 from paddock.rollouts.store.owner import Owner
 from paddock.rollouts.store.reserve import Reserve
@@ -27,7 +28,7 @@ from paddock.rollouts.store.worker import Worker
 if TYPE_CHECKING:
     import builtins
     import sqlite3
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paddock.rollouts.outcome import Outcome
     from paddock.rollouts.record import RolloutRecord
@@ -181,15 +182,26 @@ class Store:
         batch_id: str | None = None,
         finished: bool | None = None,
         since: float | None = None,
-        limit: int = 100,
+        limit: int | None = None,
         offset: int = 0,
         newest_first: bool = True,
-    ) -> builtins.list[RolloutRecord]:
-        """Records by when they began, without logs, transcript and file names (`get` has them)."""
+    ) -> Listing:
+        """All records that match, by when they began, without logs, transcript and file names (`get` has them).
+
+        They are read in pages while they are gone through. Rollouts that begin meanwhile are not among them.
+        """
+        if offset < 0 or (limit is not None and limit < 0):
+            raise StoreError(f"limit is {limit}, offset is {offset}", hint="give 0 or more; None lists all")
         filters = rows.Filters(task_id, agent, model, outcome, batch_id, finished, since)
         with self._database.read() as connection:
             keys = rows.keys(connection, filters, limit=limit, offset=offset, newest_first=newest_first)
-            return [rows.read(connection, key, names=("instruction", "config")) for key in keys]
+        return Listing(keys, self._listed)
+
+    def _listed(self, keys: Sequence[int]) -> builtins.list[RolloutRecord]:
+        """Records of one moment; those that are gone are left out."""
+        with self._database.read() as connection:
+            there = rows.existing(connection, keys)
+            return [rows.read(connection, key, names=("instruction", "config")) for key in keys if key in there]
 
     def count(
         self,
@@ -241,8 +253,8 @@ class Store:
         with self._database.write() as connection:
             return events.add(connection, self._key(connection, rollout_id), event)
 
-    def events(self, rollout_id: str, after: int = 0, limit: int = 1000) -> builtins.list[tuple[int, Event]]:
-        """Events with a number above `after`, in order."""
+    def events(self, rollout_id: str, after: int = 0, limit: int | None = None) -> builtins.list[tuple[int, Event]]:
+        """Events with a number above `after`, in order; all of them unless a limit is given."""
         with self._database.read() as connection:
             return events.read(connection, self._key(connection, rollout_id), after=after, limit=limit)
 
