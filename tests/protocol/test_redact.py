@@ -104,3 +104,31 @@ def test_an_exception_that_cannot_speak_is_named() -> None:
 
     assert told(Silent()) == "Silent"
     assert told(ValueError("token=abc123")) == f"ValueError: token={MASK}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Send 'Authorization: Bearer KEY' (FLEET_API_KEY).",
+        "send 'Authorization: Bearer TOKEN' (Client(url, token=...)",
+        "send it as a bearer token",
+    ],
+)
+def test_words_that_say_what_to_send_are_left_whole(text: str) -> None:
+    shown = redact(text)
+    assert shown == text or shown == text.replace("token=...)", f"token={MASK}")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Authorization: Bearer abc",
+        "Authorization: abcdef failed",
+        "Authorization: KEY-abc",
+        "authorization='Basic YTpi'",
+    ],
+)
+def test_a_header_is_masked_as_a_whole_or_not_at_all(header: str) -> None:
+    shown = redact(header)
+    assert MASK in shown
+    assert not any(piece in shown for piece in ("abc", "YTpi"))

@@ -15,8 +15,12 @@ _NAMED = re.compile(
     [\w-]{0,40} ["']? \s{0,3} [=:] \s{0,3} ) ( "[^"]*" | '[^']*' | [^\s,;&'"]+ )"""
 )
 _HEADER = re.compile(
-    r"""(?ix) \b( authorization ["']? \s{0,3} [:=] \s{0,3} ["']? (?: [a-z]{2,20} \s{1,3} )? ) ["']? [^\s,;'"]{4,}"""
+    r"""(?ix) \b( authorization ["']? \s{0,3} [:=] \s{0,3} ["']?
+    (?: (?: bearer | basic | token | digest | negotiate | api-?key ) \s{1,3} )?+ ) (?! (?-i: KEY | TOKEN ) (?: [\s,;'")] | \Z ) )
+    ["']? [^\s,;'"]+"""
 )
+"""The whole value of the header, or nothing of it: the scheme is possessive, so that it is never taken for the value.
+KEY and TOKEN are the words by which our own messages say what to send."""
 _BEARER = re.compile(r"""(?i)\b(bearer|basic)\s+["']?[A-Za-z0-9._~+/=:-]{6,}""")
 _SHAPED = re.compile(
     r"""(?x) \b(?: (?: sk|pk|rk|hf|gsk|xai|ghp|gho|ghs|github_pat|glpat|xox[abp] ) [-_] [A-Za-z0-9_-]{8,}

@@ -50,7 +50,8 @@ def test_what_is_read_only_stays_as_it_is(databases: Databases, sql: str) -> Non
 
 
 def test_the_switch_of_one_question_is_not_that_of_the_next(databases: Databases) -> None:
-    databases.query("current", "PRAGMA query_only = OFF", (), read_only=True)
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        databases.query("current", "PRAGMA query_only = OFF", (), read_only=True)
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         databases.query("current", "DELETE FROM t", (), read_only=True)
 

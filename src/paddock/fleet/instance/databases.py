@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from paddock.fleet.instance.differences import Ignored, describe_columns, differences, table_names
+from paddock.fleet.instance.read_only import explained, forbid_writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,9 +69,10 @@ class Databases:
 
     def query(self, name: str, sql: str, arguments: Any, *, read_only: bool) -> dict[str, Any]:
         """Run one statement. Raises sqlite3.Error, sqlite3.Warning, or ValueError for what cannot be run."""
-        with _opened(self.path(name), MODES[name]) as connection:
+        read_only = read_only or MODES[name] == "ro"
+        with _opened(self.path(name), "ro" if read_only else "rw") as connection, explained():
             if read_only:
-                connection.execute("PRAGMA query_only = ON")
+                forbid_writes(connection)
             _set_deadline(connection, QUERY_SECONDS)
             found = connection.execute(sql, arguments)
             if found.description is None:

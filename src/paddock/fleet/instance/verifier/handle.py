@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from paddock.fleet.instance.differences import describe_columns, quoted, table_names
+from paddock.fleet.instance.read_only import explained, forbid_writes
 from paddock.fleet.instance.verifier.expectations import IgnoreConfig, SnapshotDiff
 from paddock.fleet.instance.verifier.queries import Query
 from paddock.fleet.instance.verifier.results import Awaited, given, results_are_awaitable
@@ -56,7 +57,7 @@ def open_copy(name: str, path: str) -> Database:
         stored.close()
     # Large sorts go to files otherwise, and none can be made here.
     copy.execute("PRAGMA temp_store = MEMORY")
-    copy.execute("PRAGMA query_only = ON")
+    forbid_writes(copy)
     return Database(name, copy)
 
 
@@ -75,7 +76,8 @@ class Database(Awaited):
     def query(self, query: str, args: Any = None) -> QueryResponse:
         """Run one statement. A wrong one answers `success=False`, as it does over HTTP."""
         try:
-            found = self.connection.execute(query, args or ())
+            with explained():
+                found = self.connection.execute(query, args or ())
             rows = [list(row) for row in found] if found.description else None
         except (sqlite3.Error, sqlite3.Warning) as error:
             return QueryResponse(False, error=str(error), message=f"Query failed: {error}")
