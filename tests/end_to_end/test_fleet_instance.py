@@ -67,6 +67,7 @@ def test_the_sdk_looks_into_it_through_the_gate(tmp_path: Path, monkeypatch: pyt
         "file": False,
     }
     assert answers["tools"] == {
+        "without_a_key": [],
         "listed": ["add_note", "list_notes"],
         "added": [False, {"id": 2}],
         "unknown": True,

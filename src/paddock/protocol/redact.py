@@ -16,8 +16,8 @@ _NAMED = re.compile(
 )
 _HEADER = re.compile(
     r"""(?ix) \b( authorization ["']? \s{0,3} [:=] \s{0,3} ["']?
-    (?: (?: bearer | basic | token | digest | negotiate | api-?key ) \s{1,3} )?+ ) (?! (?-i: KEY | TOKEN ) (?: [\s,;'")] | \Z ) )
-    ["']? [^\s,;'"]+"""
+    (?: (?: bearer | basic | token | digest | negotiate | api-?key ) \s{1,3} )?+ )
+    (?! (?-i: KEY | TOKEN ) (?: [\s,;'")] | \Z ) ) ["']? [^\s,;'"]+"""
 )
 """The whole value of the header, or nothing of it: the scheme is possessive, so that it is never taken for the value.
 KEY and TOKEN are the words by which our own messages say what to send."""

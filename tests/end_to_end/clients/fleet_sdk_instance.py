@@ -42,17 +42,19 @@ async def looking(manager: str, root: str) -> Any:
 
 
 async def tools(manager: str, root: str) -> Any:
-    """The SDK's own listing sends no key; a client of the agent does."""
-    listed = await AsyncMCPResource(f"{root}mcp", "notes").list_tools()
+    """The SDK's own listing sends no key, so it finds nothing; a client of the agent sends it."""
+    without_a_key = await AsyncMCPResource(f"{root}mcp", "notes").list_tools()
     headers = {"Authorization": f"Bearer {KEY}"}
     async with streamablehttp_client(f"{root}mcp", headers=headers) as (read, write, session_id):
         async with ClientSession(read, write) as session:
             await session.initialize()
+            listed = (await session.list_tools()).tools
             added = await session.call_tool("add_note", {"title": "by an agent"})
             unknown = await session.call_tool("nope", {})
         named = session_id()
     return {
-        "listed": [tool["name"] for tool in listed],
+        "without_a_key": without_a_key,
+        "listed": [tool.name for tool in listed],
         "added": [added.isError, added.structuredContent],
         "unknown": unknown.isError,
         "session": named,

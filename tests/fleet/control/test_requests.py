@@ -1,13 +1,16 @@
 """Who may ask, and what is wrong with a question: every refusal has words."""
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paddock.errors import ConfigError
-from paddock.fleet.control import HostedEnvironment, PlaneSettings
+from paddock.fleet.control import HostedEnvironment, PlaneSettings, create_plane
+from paddock.protocol.redact import redact
 
 from .running_plane import KEY, RunningPlane, StartPlane, plane_settings
 
@@ -52,6 +55,24 @@ def test_nothing_but_the_health_is_open(plane: RunningPlane) -> None:
     assert plane("GET", "/health", Authorization="").json["status"] == "healthy"
     for path in ("/status", "/metrics", "/v1/env/", "/v1/tasks", "/nowhere", "/_lab/faults"):
         assert plane("GET", path, Authorization="").status == 401
+
+
+def every_route(routes: list[Any]) -> list[tuple[str, str]]:
+    found = [(method, re.sub(r"{[^}]*}", "x", route.path)) for route in routes for method in route.methods]
+    return sorted(pair for pair in found if pair[1] != "/health")
+
+
+def test_every_route_wants_the_key_before_anything_else(plane: RunningPlane, tmp_path: Path) -> None:
+    routes = every_route(create_plane(plane_settings(tmp_path / "state", faults=True)).routes)
+    assert len(routes) > 30
+    answers = {pair: plane(*pair, Authorization="") for pair in routes}
+    assert {pair: answer.status for pair, answer in answers.items() if answer.status != 401} == {}
+
+
+def test_the_words_of_a_401_reach_the_user_whole(plane: RunningPlane) -> None:
+    said = plane("GET", "/v1/account", Authorization="").json["detail"]
+    assert said == "No key was sent. Send 'Authorization: Bearer KEY' (FLEET_API_KEY)."
+    assert redact(said) == said
 
 
 # -- what is offered ----------------------------------------------------------------------------------

@@ -141,9 +141,11 @@ def test_calls_want_the_key(locked: Instance) -> None:
     assert locked.ask("POST", "/mcp", CALL, authorization=f"Bearer {KEY}").json["result"]["isError"] is False
 
 
-def test_the_list_is_told_without_a_key_but_not_with_a_wrong_one(locked: Instance) -> None:
-    assert len(locked.ask("POST", "/mcp", LIST).json["result"]["tools"]) == 2
-    assert locked.ask("POST", "/mcp", LIST, authorization="Bearer wrong").status == 401
+def test_the_list_wants_the_key_too(locked: Instance) -> None:
+    for path in ("/mcp", "/mcp/", "/api/v1/mcp"):
+        assert locked.ask("POST", path, LIST).status == 401
+        assert locked.ask("POST", path, LIST, authorization="Bearer wrong").status == 401
+        assert len(locked.ask("POST", path, LIST, authorization=f"Bearer {KEY}").json["result"]["tools"]) == 2
 
 
 def test_the_page_wants_the_key_too(locked: Instance) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
+from paddock.rollouts.e2b.api import Api
 from paddock.rollouts.e2b.connect import envelope
 from paddock.rollouts.e2b.server import Front, FrontSettings
 from rollouts.sandbox.places import needs_bwrap
@@ -86,9 +88,14 @@ Anywhere = Callable[[Callable[[Client], Any]], Any]
 
 def test_nothing_is_told_without_the_key(anywhere: Anywhere) -> None:
     async def act(client: Client) -> None:
-        for method, path in (("GET", "/v2/sandboxes"), ("POST", "/v2/sandboxes"), ("GET", "/nothing")):
-            status, told = await client.call(method, path, key="e2b_wrong", json={})
-            assert (status, told["code"]) == (401, 401)
+        routes = Api(client.front.guests, key=KEY, domain="").routes()
+        assert len(routes) > 10
+        for method, path in (
+            (route.method, route.path.format(id="x")) for route in [*routes, web.get("/nothing", act)]
+        ):
+            for key in ("", "e2b_wrong", "e2b_\xff"):
+                status, told = await client.call("POST" if method == "*" else method, path, key=key, json={})
+                assert (status, told["code"]) == (401, 401)
         assert (await client.call("GET", "/nothing"))[0] == 404
 
     anywhere(act)

@@ -1,4 +1,9 @@
-"""All that an instance serves, on one origin: MCP, the management paths, and the page."""
+"""All that an instance serves, on one origin: MCP, the management paths, and the page.
+
+Invariant: access is decided here, before a request is routed and before its body is read. No endpoint looks at keys,
+so that none can forget to. The management paths want the runner token and are not there for others; everything else
+wants the key, whatever the method and whether or not there is such a path.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,14 @@ from paddock.fleet.instance.manager import PLACE, Manager
 from paddock.fleet.instance.mcp import KeptAnswers, McpEndpoint
 from paddock.fleet.instance.page import Page
 from paddock.fleet.instance.screen import Screen
-from paddock.server.access import check_browser
+from paddock.server.access import check_browser, has_token, lookup
 from paddock.server.http import JSONBytes
 
 if TYPE_CHECKING:
     from paddock.fleet.instance.hosted import HostedEnvironment
     from paddock.fleet.instance.order import Order
+
+NO_KEY = "send 'Authorization: Bearer KEY' with the key that the instance was made with"
 
 
 class InstanceApp:
@@ -25,12 +32,12 @@ class InstanceApp:
         self.access = Access(token=order.api_key, hosts=frozenset((order.host,)))
         self.screen = Screen(order.folder) if order.has_screen else None
         answers = KeptAnswers()
-        self.page = Page(hosted, self.access)
+        self.page = Page(hosted)
         self.manager = Manager(order, hosted, self.screen)
         self._places = {
             "/": self.page,
-            "/mcp": McpEndpoint(hosted, self.access, answers),
-            "/api/v1/mcp": McpEndpoint(hosted, self.access, answers, self.screen),
+            "/mcp": McpEndpoint(hosted, answers),
+            "/api/v1/mcp": McpEndpoint(hosted, answers, self.screen),
         }
 
     def serves_at(self, origin: str) -> None:
@@ -42,15 +49,25 @@ class InstanceApp:
             await self.screen.close()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        place: Any = self._places.get(scope["path"].rstrip("/") or "/")
-        if place is None:
-            place = self.manager if PLACE.fullmatch(scope["path"]) else not_found
+        path = scope["path"].rstrip("/") or "/"
+        is_managing = PLACE.fullmatch(scope["path"]) is not None
+        answer: Any = self._refusal(scope, path, is_managing)
+        if answer is None:
+            answer = self.manager if is_managing else self._places.get(path, not_found)
+        await answer(scope, receive, send)
+
+    def _refusal(self, scope: Any, path: str, is_managing: bool) -> JSONBytes | None:
+        """The answer to a request that may not come further; None if it may."""
+        header = lookup(scope["headers"])
         try:
-            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-            check_browser(self.access, headers.get)
+            check_browser(self.access, header)
         except Forbidden as error:
-            place = JSONBytes({"detail": error.message}, error.http_status)
-        await place(scope, receive, send)
+            return JSONBytes({"detail": error.message}, error.http_status)
+        if is_managing:
+            return None if self.manager.admits(header) else JSONBytes({"detail": "Not Found"}, 404)
+        if self.access.token is None or has_token(self.access, header) or (path == "/" and self.page.admits(scope)):
+            return None
+        return JSONBytes({"detail": NO_KEY}, 401, {"www-authenticate": "Bearer"})
 
 
 async def not_found(scope: Any, receive: Any, send: Any) -> None:

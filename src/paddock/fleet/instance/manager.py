@@ -1,7 +1,7 @@
 """The management paths of an instance: reset, health, and looking into its databases.
 
 Served under `/api/v1/env` and under `/APP/api/v1/env` for every app name. Where a runner token is set, a request
-without it finds nothing here.
+without it is not admitted.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paddock.fleet.instance.hosted import HostedEnvironment
     from paddock.fleet.instance.order import Order
     from paddock.fleet.instance.screen import Screen
+    from paddock.server.access import Header
 
     Answer = dict[str, Any] | list[Any]
     Handler = Callable[[Any, str], Awaitable[Answer]]
@@ -75,7 +76,7 @@ class Manager:
 
     async def _answer(self, scope: Any, receive: Any) -> tuple[int, Any]:
         found = PLACE.fullmatch(scope["path"])
-        if found is None or not self._may_enter(scope):
+        if found is None:
             return 404, {"detail": "Not Found"}
         path = found["rest"].rstrip("/")
         handler = self._handlers.get((scope["method"], path))
@@ -96,10 +97,11 @@ class Manager:
         except ClientDisconnect:
             return 400, {"detail": "the request broke off"}
 
-    def _may_enter(self, scope: Any) -> bool:
+    def admits(self, header: Header) -> bool:
+        """Whether the request carries the runner token, where one is set."""
         token = self._order.runner_token
-        given = next((value for name, value in scope["headers"] if name == b"x-runner-token"), b"")
-        return token is None or hmac.compare_digest(given, token.encode())
+        sent = (header("x-runner-token") or "").encode(errors="replace")
+        return token is None or hmac.compare_digest(sent, token.encode())
 
     # -- the environment ------------------------------------------------------------------------------
 

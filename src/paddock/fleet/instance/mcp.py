@@ -1,8 +1,7 @@
 """MCP of an instance: streamable HTTP with JSON answers and without sessions.
 
-Every call acts on the one environment, whoever sends it, with `initialize` or without. Where a key is set, a
-request must carry it as a bearer token; only `tools/list` is answered without any, because the SDK's own helper
-sends none, and what it tells is no secret. A key that is wrong is never accepted.
+Every call acts on the one environment, whoever sends it, with `initialize` or without. Who may come here is decided
+before (`paddock.fleet.instance.app`).
 
 A call may carry `_meta["paddock/idempotency-key"]`: one that comes again under the same key gets the answer of the
 first, and nothing is done twice.
@@ -18,15 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect
 
-from paddock.errors import PaddockError, Unauthorized
+from paddock.errors import PaddockError
 from paddock.protocol import jsonrpc, mcp
 from paddock.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Call, RpcError
 from paddock.server import rpc
-from paddock.server.access import has_token
 from paddock.server.http import JSONBytes, read_body
 
 if TYPE_CHECKING:
-    from paddock.config import Access
     from paddock.fleet.instance.hosted import HostedEnvironment
     from paddock.fleet.instance.screen import Screen
     from paddock.sessions.session import Session
@@ -68,11 +65,8 @@ class InstanceCaller:
 class McpEndpoint:
     """The ASGI application of one MCP path. `screen` adds the `computer` tool."""
 
-    def __init__(
-        self, hosted: HostedEnvironment, access: Access, answers: KeptAnswers, screen: Screen | None = None
-    ) -> None:
+    def __init__(self, hosted: HostedEnvironment, answers: KeptAnswers, screen: Screen | None = None) -> None:
         self._hosted = hosted
-        self._access = access
         self._answers = answers
         self._screen = screen
         self._caller = InstanceCaller(hosted)
@@ -86,9 +80,6 @@ class McpEndpoint:
             return JSONBytes({"detail": "Method Not Allowed"}, 405, {"allow": "POST"})
         try:
             calls = jsonrpc.parse(await read_body(receive, MOST_BODY))
-            self._check_key(scope, calls)
-        except Unauthorized as error:
-            return JSONBytes({"detail": error.message}, 401, {"www-authenticate": "Bearer"})
         except RpcError as error:
             return JSONBytes(jsonrpc.failure(error))
         except PaddockError as error:
@@ -103,15 +94,6 @@ class McpEndpoint:
         ]
         told = [answer for answer in answers if answer is not None]
         return _written(told) if told else JSONBytes(b"", 202)
-
-    def _check_key(self, scope: Any, calls: list[Call | RpcError] | Call) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        if self._access.token is None or has_token(self._access, headers.get):
-            return
-        listed = [calls] if isinstance(calls, Call) else calls
-        only_lists = all(isinstance(call, Call) and call.method == "tools/list" for call in listed)
-        if "authorization" in headers or not only_lists:
-            raise Unauthorized("send 'Authorization: Bearer KEY' with the key that the instance was made with")
 
     async def respond(self, call: Call) -> dict[str, Any] | None:
         """The response to one call; None for a notification. Never raises a PaddockError."""

@@ -1,7 +1,7 @@
 """The page at `/`: what a person, or an agent with a screen, sees of the environment.
 
-Its forms are calls of tools. With a key set, the page wants the bearer token, or the cookie that its own address
-with the page's token hands out: that is how the browser of the `computer` tool comes in.
+Its forms are calls of tools. Beside those who have the key, it admits whoever has the page's own token: in the
+address, which hands out a cookie, and then in the cookie. That is how the browser of the `computer` tool comes in.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from paddock.errors import PaddockError
 from paddock.protocol.episode import CallTool
-from paddock.server.access import has_token
 from paddock.server.http import read_body
 
 if TYPE_CHECKING:
-    from paddock.config import Access
     from paddock.fleet.instance.hosted import HostedEnvironment
 
 COOKIE = "paddock_page"
@@ -31,15 +29,20 @@ MOST_FORM = 1024 * 1024
 class Page:
     """The ASGI application at `/`."""
 
-    def __init__(self, hosted: HostedEnvironment, access: Access) -> None:
+    def __init__(self, hosted: HostedEnvironment) -> None:
         self._hosted = hosted
-        self._access = access
         self._token = secrets.token_urlsafe(16)
 
     @property
     def address(self) -> str:
         """The path that lets a browser in."""
         return f"/?page={self._token}"
+
+    def admits(self, scope: Any) -> bool:
+        """Whether the request carries the page's own token."""
+        request = Request(scope)
+        sent = (request.query_params.get("page"), request.cookies.get(COOKIE))
+        return any(_same(each, self._token) for each in sent)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope)
@@ -53,19 +56,12 @@ class Page:
             entered = RedirectResponse("/", 303)
             entered.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
             return entered
-        if not self._may_enter(request):
-            return HTMLResponse("this page wants the key of the instance", 401, {"www-authenticate": "Bearer"})
         try:
             if request.method == "POST":
                 return await self._post(await read_body(receive, MOST_FORM))
             return HTMLResponse(await self._shown())
         except PaddockError as error:
             return HTMLResponse(f"<p>{html.escape(error.message)}</p><p><a href='/'>back</a></p>", 400)
-
-    def _may_enter(self, request: Request) -> bool:
-        if self._access.token is None or has_token(self._access, request.headers.get):
-            return True
-        return _same(request.cookies.get(COOKIE), self._token)
 
     async def _post(self, body: bytes) -> Response:
         fields = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))

@@ -64,7 +64,7 @@ class Api:
         return found
 
     def opens(self, request: web.Request) -> bool:
-        return hmac.compare_digest(request.headers.get("X-API-KEY", "").encode(), self._key.encode())
+        return hmac.compare_digest(request.headers.get("X-API-KEY", "").encode(errors="replace"), self._key.encode())
 
     # -- routes ---------------------------------------------------------------------------------------
 

@@ -59,7 +59,9 @@ class Envd:
         return guest
 
     def opens(self, request: web.Request, guest: Guest) -> bool:
-        return hmac.compare_digest(request.headers.get("X-Access-Token", "").encode(), guest.token.encode())
+        return hmac.compare_digest(
+            request.headers.get("X-Access-Token", "").encode(errors="replace"), guest.token.encode()
+        )
 
     async def health(self, request: web.Request) -> web.Response:
         self.guest(request)
