@@ -38,6 +38,8 @@ class Limits:
     """Threads that run sync environments."""
     ping_interval: float = 20.0
     ping_timeout: float = 20.0
+    unread_timeout: float = 60.0
+    """A peer that reads nothing of what waits for it is disconnected after this long."""
 
     def __post_init__(self) -> None:
         if self.max_sessions < 1:
@@ -49,7 +51,7 @@ class Limits:
         for name in ("queue_timeout", "resume_window", "give_way_after", "drain_grace"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds, 0 or more")
-        for name in ("ping_interval", "ping_timeout"):
+        for name in ("ping_interval", "ping_timeout", "unread_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")
         for name in ("message_bytes", "threads"):

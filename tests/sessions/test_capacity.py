@@ -351,5 +351,7 @@ async def test_a_borrowed_environment_does_not_overlap_with_a_session(house: Any
 
 
 class _Connection:
+    is_blocked = False
+
     def send(self, frame: bytes) -> None: ...
     def session_closed(self, error: Exception) -> None: ...

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.anyio
 
 
 class Connection:
+    is_blocked = False
+
     def __init__(self) -> None:
         self.told: list[Exception] = []
         self.frames: list[bytes] = []

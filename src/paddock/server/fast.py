@@ -20,8 +20,10 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from paddock.errors import PaddockError
 from paddock.server.access import check_access
 from paddock.server.aside import SideWriter
+from paddock.server.flow import TOO_MANY, Flow
 from paddock.server.hello import SUBPROTOCOL_HEADER, Hello, greeting
 from paddock.server.kernel import is_plain
+from paddock.server.outbox import send_text
 from paddock.server.sockets import converse
 from paddock.sessions.blueprint import Where
 
@@ -53,14 +55,17 @@ class FastSocket(WSListener):
     """One connection: assembles frames into messages, keeps it alive, applies back-pressure."""
 
     __slots__ = (
-        "_client_left", "_limit", "_outbox", "_parts", "_parts_are_text", "_pinged", "_said_goodbye", "_seen",
-        "_side", "_size", "_unsent", "conversation", "heard", "send_aside", "service", "transport",
+        "_client_left", "_flow", "_limit", "_outbox", "_parts", "_parts_are_text", "_pinged", "_said_goodbye",
+        "_seen", "_side", "_size", "_unsent", "conversation", "heard",
+        "pause_requests", "resume_requests", "send_aside", "service", "transport",
     )  # fmt: skip
     """What is small stays in the cache."""
 
     def __init__(self, service: Service, hello: Hello) -> None:
         self.service = service
         self.conversation = converse(service, self, hello)
+        self._flow = Flow(self.conversation, service.config.limits.message_bytes)
+        self.pause_requests, self.resume_requests = self._flow.pause_requests, self._flow.resume_requests
         self.transport: WSTransport
         self._outbox: Outbox
         self.send_aside: Callable[[bytes], bool] | None = None
@@ -87,11 +92,16 @@ class FastSocket(WSListener):
         if self._side is None:
             self._outbox.put(self.transport, frame)
         else:
-            self._side.write(self.transport.send, TEXT, frame)
+            self._side.write(send_text, self.transport, frame)
+
+    @property
+    def can_write(self) -> bool:
+        return self._flow.can_write
 
     def close(self, code: int, reason: str = "") -> None:
         if not self._said_goodbye:
             self._said_goodbye = True
+            self._flow.end()
             self._write(self.transport.send_close, WSCloseCode(code), reason.encode()[:120])
             self._end_aside()
             asyncio.get_running_loop().call_later(1.0, self.transport.disconnect)
@@ -100,6 +110,7 @@ class FastSocket(WSListener):
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self.transport, below = transport, transport.underlying_transport
+        self._flow.transport = below
         self.service.start()
         self._outbox = self.service.outbox
         self.service.sockets.add(self)
@@ -120,7 +131,7 @@ class FastSocket(WSListener):
                 # picows goes on reading after a close, also what it has just refused as too big.
                 return
             elif kind == TEXT and frame.fin and not self._parts:
-                self.conversation.receive(frame.get_payload_as_bytes())
+                self._receive(frame.get_payload_as_bytes())
             elif kind == PING:
                 self._write(transport.send_pong, frame.get_payload_as_bytes())
             elif kind != PONG:
@@ -131,26 +142,40 @@ class FastSocket(WSListener):
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self.service.sockets.discard(self)
+        self._flow.end()
         self._end_aside()
         self.conversation.lost(clean=self._client_left)
 
     def pause_writing(self) -> None:
-        """The client does not read its answers: take no more requests until it does."""
-        self.transport.underlying_transport.pause_reading()
+        """The client does not read its answers: execute nothing more until it does."""
+        self._flow.pause_writing()
 
     def resume_writing(self) -> None:
-        self.transport.underlying_transport.resume_reading()
+        self._flow.resume_writing()
+
+    def _receive(self, message: bytes | None) -> None:
+        """A whole message; None for a binary one."""
+        if not self._flow.take(message):
+            self.close(1008, TOO_MANY)
 
     # -- keeping it alive -------------------------------------------------------------------------
 
     def look_after(self, now: float) -> None:
-        """Ping a silent client; drop one that does not answer."""
+        """Ping a silent client; drop one that does not answer, or does not read."""
         limits = self.service.config.limits
         unsent = self.transport.underlying_transport.get_write_buffer_size()
         # One that is busy with a long answer gets to the ping behind it later.
         reads, self._unsent = unsent < self._unsent, unsent
-        if self.heard or reads:
+        is_unread = unsent > 0 and not self._flow.can_write
+        if self.heard or reads or (self._flow.is_paused and not is_unread):
+            # A socket that is not read shows no sign of life. What its client has sent already is being executed.
             self.heard, self._seen, self._pinged = False, now, None
+        elif is_unread:
+            if now - self._seen > limits.unread_timeout:
+                logger.warning(
+                    "a client read nothing for %.0f s: disconnected, %d bytes unsent", now - self._seen, unsent
+                )
+                self.transport.underlying_transport.abort()
         elif self._pinged is None and now - self._seen >= limits.ping_interval:
             self._pinged = now
             self._write(self.transport.send_ping, b"")
@@ -195,10 +220,7 @@ class FastSocket(WSListener):
         if not frame.fin:
             return
         whole, self._parts = b"".join(self._parts), []
-        if self._parts_are_text:
-            self.conversation.receive(whole)
-        else:
-            self.conversation.receive_binary()
+        self._receive(whole if self._parts_are_text else None)
 
 
 class FastProtocol(WSProtocol):  # type: ignore[misc]

@@ -210,8 +210,11 @@ class Stream:
         self.session = session
         self._over = asyncio.Event()
 
+    is_blocked = False
+    """Answers go back in the POST that asked."""
+
     def send(self, frame: bytes) -> None:
-        """Answers go back in the POST that asked."""
+        """Nothing is sent here."""
 
     def session_closed(self, error: PaddockError) -> None:
         self._over.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from paddock.protocol import jsonrpc
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from paddock.server.service import Service
 
 
+MOST_CALLS = 16
+"""How many calls of one connection may be under way: so many answers can become ready for one who does not read."""
+
+
 class McpConversation:
     token = None
 
@@ -40,8 +45,10 @@ class McpConversation:
         self._queue_timeout = queue_timeout
         self._caller: SocketCaller | None = None
         self._session: Session | None = None
-        self._early: list[bytes] = []
-        self._early_bytes = 0
+        self._pending: deque[bytes] = deque()
+        """What came and is not begun: before the session is open, while enough is under way, or nothing is read."""
+        self._pending_bytes = 0
+        self._under_way = 0
         self._opening: asyncio.Task[None] | None = None
         self._over = False
 
@@ -51,9 +58,35 @@ class McpConversation:
         self._opening = self.service.spawn(self._open())
 
     def receive(self, raw: bytes) -> None:
-        if self._caller is None:
-            self._receive_early(raw)
+        if self._over:
             return
+        self._pending.append(raw)
+        self._pending_bytes += len(raw)
+        if self._caller is not None:
+            self._work_off()
+        elif self._pending_bytes > self.service.config.limits.message_bytes or len(self._pending) > MOST_EARLY_FRAMES:
+            self.socket.close(POLICY, "too many frames before the session was open")
+
+    def resume(self) -> None:
+        """The client reads its answers again: go on with what waits."""
+        self._work_off()
+
+    @property
+    def is_blocked(self) -> bool:
+        return not self.socket.can_write
+
+    def _work_off(self) -> None:
+        """Begin what waits, for as long as the client reads its answers and not too much is under way."""
+        while self._pending and self._caller and self._under_way < MOST_CALLS and self.socket.can_write:
+            raw = self._pending.popleft()
+            self._pending_bytes -= len(raw)
+            self._begin(self._caller, raw)
+        if self._pending:
+            self.socket.pause_requests()
+        else:
+            self.socket.resume_requests()
+
+    def _begin(self, caller: SocketCaller, raw: bytes) -> None:
         try:
             calls = jsonrpc.parse(raw)
         except RpcError as error:
@@ -62,7 +95,13 @@ class McpConversation:
             else:
                 self.socket.send(encode(jsonrpc.failure(error)))
             return
-        self.service.spawn(self._answer(self._caller, calls))
+        self._under_way += 1
+        self.service.spawn(self._answer(caller, calls)).add_done_callback(self._answered)
+
+    def _answered(self, _: asyncio.Task[None]) -> None:
+        self._under_way -= 1
+        if self._pending and not self._over:
+            self._work_off()
 
     def receive_binary(self) -> None:
         error = RpcError(jsonrpc.INVALID_REQUEST, "Invalid request: send JSON in a text frame, not a binary one")
@@ -70,6 +109,7 @@ class McpConversation:
 
     def lost(self, *, clean: bool) -> None:
         self._over = True
+        self._pending.clear()
         if self._opening is not None:
             self._opening.cancel()
         session, self._session = self._session, None
@@ -96,7 +136,7 @@ class McpConversation:
         except Exception as error:
             refused = refusal(error)
             self._over = True
-            self._early.clear()
+            self._pending.clear()
             self.socket.send(encode(jsonrpc.failure(refused)))
             self.socket.close(CLOSE_CODES.get(refused.code, NORMAL), refused.code)
             return
@@ -106,20 +146,7 @@ class McpConversation:
         session.attach(self)
         self._session = session
         self._caller = SocketCaller(session)
-        early, self._early = self._early, []
-        for raw in early:
-            self.receive(raw)
-
-    def _receive_early(self, raw: bytes) -> None:
-        """Frames that arrive before the session is there wait for it."""
-        if self._over:
-            return
-        self._early_bytes += len(raw)
-        too_much = self._early_bytes > self.service.config.limits.message_bytes
-        if too_much or len(self._early) >= MOST_EARLY_FRAMES:
-            self.socket.close(POLICY, "too many frames before the session was open")
-            return
-        self._early.append(raw)
+        self._work_off()
 
     async def _answer(self, caller: SocketCaller, calls: list[Call | RpcError] | Call) -> None:
         if isinstance(calls, Call):

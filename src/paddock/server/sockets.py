@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 from paddock.server.access import lookup
+from paddock.server.flow import HIGH_WATER, LOW_WATER, TOO_MANY, Flow
 from paddock.server.hello import Hello, greeting
 from paddock.server.mcp_socket import McpConversation
 from paddock.server.vector import VectorConversation
-from paddock.server.ws import NORMAL, Conversation, Socket
+from paddock.server.ws import NORMAL, POLICY, Conversation, Socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paddock.config import Limits
     from paddock.errors import PaddockError
+    from paddock.server.flow import Requests
     from paddock.server.service import Service
 
-MOST_UNREAD = 64
-"""So many answers may wait for a client that goes on asking."""
+logger = logging.getLogger("paddock.server")
 
 
 def converse(service: Service, socket: Socket, hello: Hello) -> Conversation | McpConversation | VectorConversation:
@@ -29,45 +32,83 @@ def converse(service: Service, socket: Socket, hello: Hello) -> Conversation | M
 
 
 class AsgiSocket:
-    """A `Socket` whose frames are written by a task, because ASGI's `send` has to be awaited."""
+    """A `Socket` whose frames are written by a task, because ASGI's `send` has to be awaited.
+
+    Keeps the invariant of `flow.py`: while more than `HIGH_WATER` bytes wait to be sent, nothing is received.
+    """
 
     send_aside: Callable[[bytes], bool] | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.closed = False
+        self._limits = limits
+        self._flow: Flow
+        self._unsent = 0
+        self._is_read = asyncio.Event()
+        self._is_read.set()
+
+    def begin(self, conversation: Requests) -> None:
+        self._flow = Flow(conversation, self._limits.message_bytes)
+        self.pause_requests, self.resume_requests = self._flow.pause_requests, self._flow.resume_requests
+
+    @property
+    def can_write(self) -> bool:
+        return self._flow.can_write
 
     def send(self, frame: bytes) -> None:
         if not self.closed:
+            self._unsent += len(frame)
             self.outbox.put_nowait({"type": "websocket.send", "text": frame.decode()})
+            if self._unsent > HIGH_WATER:
+                self._is_read.clear()
+                self._flow.pause_writing()
 
     def close(self, code: int, reason: str = "") -> None:
         if not self.closed:
             self.closed = True
+            self._flow.end()
             self.outbox.put_nowait({"type": "websocket.close", "code": code, "reason": reason[:120]})
 
+    def receive(self, text: str | None) -> None:
+        """A whole message; None for a binary one."""
+        message = None if text is None else text.encode()
+        if not self._flow.take(message):
+            self.close(POLICY, TOO_MANY)
+
     async def write(self, send: Any) -> None:
+        """Until the socket is closed, or its client reads nothing for too long."""
         while True:
             event = await self.outbox.get()
-            await send(event)
-            self.outbox.task_done()
+            try:
+                async with asyncio.timeout(self._limits.unread_timeout):
+                    await send(event)
+            except TimeoutError:
+                logger.warning("a client read nothing for %.0f s: disconnected", self._limits.unread_timeout)
+                return
             if event["type"] == "websocket.close":
                 return
+            self._unsent -= len(event["text"])
+            if self._unsent <= LOW_WATER and not self._is_read.is_set():
+                self._is_read.set()
+                self._flow.resume_writing()
 
-    async def wait_until_read(self, writer: asyncio.Task[None]) -> None:
-        """The client leaves its answers unread: take no more requests until it has them, or is gone."""
-        if self.outbox.qsize() > MOST_UNREAD:
-            reading = asyncio.create_task(self.outbox.join())
+    async def wait_until_read(self, writer: asyncio.Task[None]) -> bool:
+        """Until the client has read its answers. False if it will not: the writing has ended."""
+        if not self._is_read.is_set():
+            reading = asyncio.create_task(self._is_read.wait())
             await asyncio.wait([reading, writer], return_when=asyncio.FIRST_COMPLETED)
             reading.cancel()
+        return not writer.done() or self.closed
 
 
 async def serve_socket(service: Service, scope: Any, receive: Any, send: Any) -> None:
     """The ASGI endpoint of `/ws` and `/mcp`."""
     await receive()
-    socket = AsgiSocket()
+    socket = AsgiSocket(service.config.limits)
     hello = Hello.read(scope["path"], scope["query_string"].decode("latin-1"), lookup(scope["headers"]))
     conversation = converse(service, socket, hello)
+    socket.begin(conversation)
     token = conversation.token
     accepted = [(name.encode(), value.encode()) for name, value in greeting(service, token).items()]
     await send({"type": "websocket.accept", "headers": accepted, "subprotocol": hello.subprotocol})
@@ -75,18 +116,13 @@ async def serve_socket(service: Service, scope: Any, receive: Any, send: Any) ->
     conversation.begin()
     clean = False
     try:
-        while True:
-            await socket.wait_until_read(writer)
+        while await socket.wait_until_read(writer):
             event = await receive()
             if event["type"] == "websocket.disconnect":
                 # uvicorn reports 1005 both for a close without a code and for a dropped connection.
                 clean = not socket.closed and event.get("code") == NORMAL
                 break
-            text = event.get("text")
-            if text is None:
-                conversation.receive_binary()
-            else:
-                conversation.receive(text.encode())
+            socket.receive(event.get("text"))
     finally:
         conversation.lost(clean=clean)
         writer.cancel()

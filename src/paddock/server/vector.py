@@ -10,6 +10,7 @@ to this process; a repeated `open` then finds what the first has made, although 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
@@ -39,12 +40,15 @@ from paddock.server.ws import (
 from paddock.sessions.session import LATER, Door, Session
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from paddock.server.service import Service
     from paddock.sessions.manager import SessionManager
     from paddock.sessions.work import Work
 
 
-FULL_FRAME = 100
+FULL_FRAME, FULL_BYTES = 100, 65536
+"""A frame of answers leaves with so many, or so large."""
 MOST_EARLY = 64
 
 
@@ -61,6 +65,10 @@ class Lane:
         self.opening: asyncio.Task[None] | None = None
         self.early: list[Message] = []
         """What came before the session was open."""
+
+    @property
+    def is_blocked(self) -> bool:
+        return not self.conversation.socket.can_write
 
     def send(self, frame: bytes) -> None:
         self.conversation.queue(frame)
@@ -97,7 +105,10 @@ class VectorConversation:
         """The size of the frames that brought them."""
         self._frame_bytes = 0
         """The size of the present frame, until it counts among those."""
+        self._pending: deque[Message] = deque()
+        """What came and is not begun. While there is any, no further frame is read."""
         self._outbox: list[bytes] = []
+        self._outbox_bytes = 0
         self._flushing = False
         self._over = False
 
@@ -116,15 +127,22 @@ class VectorConversation:
         except PaddockError:
             self._receive_one_by_one(raw)
             return
-        for message in batch:
-            self._receive_message(message)
+        self._take(batch)
 
     def receive_binary(self) -> None:
         error = InvalidMessage("Invalid message", hint="send a JSON array in a text frame", errors=[])
         self.queue(messages.write_error(error))
 
+    def resume(self) -> None:
+        """The client reads its answers again: go on with what waits."""
+        self._work_off()
+        for lane in list(self.lanes.values()):
+            if lane.session is not None and self.socket.can_write:
+                lane.session.proceed()
+
     def lost(self, *, clean: bool) -> None:
         self._over = True
+        self._pending.clear()
         lanes, self.lanes = self.lanes, {}
         for lane in lanes.values():
             if lane.opening is not None:
@@ -136,6 +154,20 @@ class VectorConversation:
                 lane.session.detach(lane, dropped=True)
 
     # -- messages ---------------------------------------------------------------------------------
+
+    def _take(self, batch: Iterable[Message]) -> None:
+        """Carry out a batch for as long as the client reads its answers; the rest waits until it does."""
+        self._pending.extend(batch)
+        self._work_off()
+
+    def _work_off(self) -> None:
+        had = bool(self._pending)
+        while self._pending and self.socket.can_write:
+            self._receive_message(self._pending.popleft())
+        if self._pending:
+            self.socket.pause_requests()
+        elif had:
+            self.socket.resume_requests()
 
     def _receive_message(self, message: Message) -> None:
         key = message.session
@@ -221,7 +253,7 @@ class VectorConversation:
                     )
                 )
             else:
-                self._receive_message(message)
+                self._take([message])
 
     def _refuse_frame(self, raw: bytes, error: PaddockError) -> None:
         if is_utf8(raw):
@@ -252,8 +284,8 @@ class VectorConversation:
         lane.session = session
         session.attach(lane)
         self.queue(messages.write_opened({"token": session.token, "session_id": session.id}, lane.key))
-        for waiting in self._early_of(lane):
-            self._receive_message(waiting)
+        self._pending.extendleft(reversed(self._early_of(lane)))
+        self._work_off()
 
     async def _find_or_make(self, lane: Lane) -> Session:
         manager, asked = self.service.manager, lane.asked
@@ -291,7 +323,8 @@ class VectorConversation:
     def queue(self, frame: bytes) -> None:
         """Send with whatever else becomes ready in this turn of the loop."""
         self._outbox.append(frame)
-        if len(self._outbox) >= FULL_FRAME:
+        self._outbox_bytes += len(frame)
+        if len(self._outbox) >= FULL_FRAME or self._outbox_bytes >= FULL_BYTES:
             # The client can read these while we go on with the rest.
             self._send_outbox()
         elif not self._flushing:
@@ -299,7 +332,7 @@ class VectorConversation:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _send_outbox(self) -> None:
-        frames, self._outbox = self._outbox, []
+        frames, self._outbox, self._outbox_bytes = self._outbox, [], 0
         if frames:
             self.socket.send(b"[" + b",".join(frames) + b"]")
 

@@ -44,7 +44,7 @@ logger = logging.getLogger("paddock.server")
 MOST_EARLY_FRAMES = 1024
 """How many frames may come before the session is open."""
 MOST_BEHIND = 1024
-"""How many may wait for the answer before theirs."""
+"""How many may wait for the answer before theirs. The socket is not read while so many do."""
 NORMAL, GOING_AWAY, INVALID_TEXT, POLICY, RESTART, TRY_LATER = 1000, 1001, 1007, 1008, 1012, 1013
 CLOSE_CODES = {"CAPACITY_REACHED": TRY_LATER, "SERVER_DRAINING": RESTART}
 
@@ -54,6 +54,17 @@ class Socket(Protocol):
 
     def send(self, frame: bytes) -> None: ...
     def close(self, code: int, reason: str = "") -> None: ...
+
+    @property
+    def can_write(self) -> bool:
+        """False while the client leaves its answers unread: then nothing is executed for it, until `resume`."""
+
+    @property
+    def pause_requests(self) -> Callable[[], None]:
+        """Have the socket not read, because enough waits to be executed."""
+
+    @property
+    def resume_requests(self) -> Callable[[], None]: ...
 
     send_aside: Callable[[bytes], bool] | None
     """Sends from any thread, past the loop; False if this frame must take the loop. None where no thread may send."""
@@ -79,9 +90,9 @@ class Conversation:
     """One socket and the session it talks to."""
 
     __slots__ = (
-        "_answering", "_backlog", "_calling", "_calling_number", "_early", "_opening", "_over", "_parse",
-        "_quick_step", "_send_aside", "_submit", "_waiting_bytes", "hello", "send", "service", "session", "socket",
-        "timeout", "token",
+        "_answering", "_backlog", "_calling", "_calling_number", "_early", "_is_full", "_opening", "_over",
+        "_parse", "_quick_step", "_send_aside", "_submit", "_waiting_bytes", "hello", "send", "service", "session",
+        "socket", "timeout", "token",
     )  # fmt: skip
     """Every step of every session passes through one of these, and what is small stays in the cache."""
 
@@ -100,6 +111,7 @@ class Conversation:
         self._early: deque[bytes | Refused] = deque()
         self._answering = False
         self._backlog: deque[Waiting] = deque()
+        self._is_full = False
         self._waiting_bytes = 0
         """The size of what waits for the session, or for its turn."""
         self._opening: asyncio.Task[None] | None = None
@@ -161,9 +173,20 @@ class Conversation:
         else:
             self._take(Refused(error))
 
+    @property
+    def is_blocked(self) -> bool:
+        return not self.socket.can_write
+
+    def resume(self) -> None:
+        """The client reads its answers again: go on with what waits."""
+        if self.session is not None:
+            self._receive_all_early()
+            self._go_on()
+
     def lost(self, *, clean: bool) -> None:
         """The socket is gone; `clean` if the client said goodbye."""
         self._over = True
+        self._early.clear()
         self._backlog.clear()
         if self._opening is not None:
             self._opening.cancel()
@@ -232,7 +255,10 @@ class Conversation:
         session.attach(self)
         self.session = session
         self._waiting_bytes = 0
-        while self._early:
+        self._receive_all_early()
+
+    def _receive_all_early(self) -> None:
+        while self._early and self.socket.can_write:
             early = self._early.popleft()
             if isinstance(early, Refused):
                 self._take(early)
@@ -263,7 +289,8 @@ class Conversation:
         return session
 
     def _queued(self, place: int) -> None:
-        self.socket.send(messages.write_queued(place))
+        if self.socket.can_write:
+            self.socket.send(messages.write_queued(place))
 
     def _refuse(self, error: PaddockError) -> None:
         self._early.clear()
@@ -345,19 +372,24 @@ class Conversation:
             self._close()
         elif isinstance(message, CancelMessage):
             self._cancel(session, message.data)
-        elif len(self._backlog) >= MOST_BEHIND or self._is_too_much(size):
-            self.socket.close(POLICY, "too many requests without waiting for an answer")
         else:
+            if len(self._backlog) >= MOST_BEHIND or self._is_too_much(size):
+                self._is_full = True
+                self.socket.pause_requests()
             self._waiting_bytes += size
             self._backlog.append(Waiting(message, session.clock(), size))
             # The thread may have answered without seeing this request: then nobody tells the loop but this look.
             session.catch_up()
 
     def _go_on(self) -> None:
-        while self._backlog and not self._answering and self.session is not None:
+        """Begin what waits for its turn, unless the client leaves its answers unread."""
+        while self._backlog and not self._answering and self.session is not None and self.socket.can_write:
             waiting = self._backlog.popleft()
             self._waiting_bytes -= waiting.size
             self._handle(waiting.message, self.session.clock() - waiting.since)
+        if self._is_full and len(self._backlog) < MOST_BEHIND and not self._is_too_much(0):
+            self._is_full = False
+            self.socket.resume_requests()
 
     def _cancel(self, session: Session, number: int) -> None:
         waiting = next((each for each in self._backlog if getattr(each.message, "id", None) == number), None)

@@ -149,14 +149,14 @@ class Session:
         if work.method.where is Where.BESIDE and not self.closed:
             self._beside.add(work)
             self._start(work)
-        elif self._current is None and not self.closed:
+        elif self.closed:
+            work.settle(SessionClosed("the session is closed"))
+        elif self._current is None and not self._waiting:
             if work.method.where is Where.INLINE:
                 self._run_inline(work)
             else:
                 self._carry_out(work)
-        elif self.closed or self._current is None:
-            work.settle(SessionClosed("the session is closed"))
-        elif self._current.overdue:
+        elif self._current is not None and self._current.overdue:
             work.settle(self._busy())
         elif len(self._waiting) >= MOST_WAITING:
             work.settle(SessionBusy(f"{MOST_WAITING} requests are waiting already", hint="await the answers"))
@@ -174,7 +174,7 @@ class Session:
         What `submit` does in a dozen calls stands here in one: on a busy server most of the time goes here.
         """
         method = self._step
-        if method.where is not Where.INLINE or self._current is not None or self.closed:
+        if method.where is not Where.INLINE or self._current is not None or self._waiting or self.closed:
             return LATER
         started = self.clock()
         answer: Any
@@ -194,7 +194,7 @@ class Session:
 
     def step_aside(self, action: Any, door: SideDoor) -> bool:
         """Carry out a step on a thread that answers through `door`; False if it has to go the common way."""
-        if self._step.where is not Where.THREAD or self._current is not None or self.closed:
+        if self._step.where is not Where.THREAD or self._current is not None or self._waiting or self.closed:
             return False
         self._current = work = StepAside(self, action, door, self._step, self.clock())
         self._manager.running.add(work)
@@ -335,8 +335,20 @@ class Session:
         elif self._current is None and (following := self._next()) is not None:
             self._carry_out(following)
 
+    def proceed(self) -> None:
+        """Begin what waits, if it does so only because its connection was blocked."""
+        if not self.closed:
+            self._go_on()
+
+    def _is_held_back(self, work: Work) -> bool:
+        """Whether its answer would go to a connection whose client does not read."""
+        attachment = self.attachment
+        if attachment is None or not attachment.is_blocked:
+            return False
+        return getattr(work.reply, "__self__", None) is attachment
+
     def _next(self) -> Work | None:
-        if not self._waiting:
+        if not self._waiting or self._is_held_back(self._waiting[0]):
             return None
         work = self._waiting.popleft()
         self._manager.queued.discard(work)
@@ -405,6 +417,7 @@ class Session:
             before.replaced()
         self.dropped_at = None
         self.last_active = self._manager.clock()
+        self.proceed()
 
     def detach(self, attachment: Attachment, *, dropped: bool) -> None:
         """The connection is gone; `dropped` if it did not say goodbye."""
@@ -414,6 +427,7 @@ class Session:
             self.dropped_at = self.last_active if dropped else None
             if self.close_when_detached:
                 self.close("it was closed over MCP")
+            self.proceed()
 
     def heard_of(self) -> None:
         """Its client named it in a request without a connection of its own, and so is there."""

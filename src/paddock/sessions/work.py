@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 class Attachment(Protocol):
     """The connection that a session's answers go to."""
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether its client leaves answers unread: then none of its requests begin, until `Session.proceed`."""
+
     def send(self, frame: bytes) -> None: ...
     def session_closed(self, error: PaddockError) -> None: ...
     def replaced(self) -> None:

@@ -34,6 +34,9 @@ LONGEST_BUILD = 300.0
 class MemoryTransport:
     """One session of an environment class, or of a factory."""
 
+    is_blocked = False
+    """Its answers are awaited, not sent."""
+
     def __init__(self, make: Callable[[], Any]) -> None:
         self.blueprint = Blueprint(make)
         self._dispatch = Dispatch(self.blueprint, Limits().step_timeout)
