@@ -244,7 +244,7 @@ def rollouts_on(cluster: LocalCluster, folder: Path, job: Job, played: Path) -> 
     return [
         *(sys.executable, "-m", "paddock", "rollout", str(folder / "tasks.jsonl"), "--store", str(job.store)),
         *("--agent", f"command:{shlex.join(['python3', '-c', agent])}", "--model", f"replay:{played}", "-n", "5"),
-        *("--parallel", "5", "--resume", "b-head", "--engine", "ray", "--ray-address", cluster.address),
+        *("--parallel", "5", "--batch-id", "b-head", "--engine", "ray", "--ray-address", cluster.address),
         *("--rollout-cpus", "1.5", "--json"),
     ]
 

@@ -362,7 +362,7 @@ def test_a_killed_driver_leaves_nothing_and_its_batch_goes_on(stage: Stage, tmp_
     command = [
         *(sys.executable, "-m", "paddock", "rollout", str(tmp_path / "tasks.jsonl"), "--store", str(job.store)),
         *("--agent", f"command:{shlex.join(['python3', '-c', agent])}", "--model", f"replay:{played}", "-n", "3"),
-        *("--parallel", "3", "--resume", "b-ray", "--engine", "ray", "--ray-address", stage.cluster.address),
+        *("--parallel", "3", "--batch-id", "b-ray", "--engine", "ray", "--ray-address", stage.cluster.address),
         *("--rollout-cpus", "0.5", "--json"),
     ]
     with driving(command, tmp_path / "log") as driver:

@@ -219,7 +219,7 @@ def test_two_signals_in_a_row_leave_nothing_either(place: Place) -> None:
 
 
 def test_a_stopped_batch_goes_on_and_every_member_is_rewarded(place: Place) -> None:
-    place.options += ["--resume", "b-crash"]
+    place.options += ["--batch-id", "b-crash"]
     process, below = interrupted_after(place, 0.5, signal.SIGKILL)
     process.communicate(timeout=20)
     wait_gone(below)

@@ -149,6 +149,8 @@ def test_tries_have_an_end(store: Store) -> None:
 def test_one_member_is_filled_again_and_the_others_are_left(store: Store) -> None:
     """A group of three of which one was cancelled: the same batch again runs that one alone."""
 
+    agent = shell("echo 42 > answer.txt; sleep 0.1")
+
     async def act() -> tuple[BatchResult, BatchResult]:
         aborted: list[asyncio.Task[None]] = []
 
@@ -163,9 +165,9 @@ def test_one_member_is_filled_again_and_the_others_are_left(store: Store) -> Non
             batch_id="b-fill",
             retries=0,
             on_change=watch,
-            agent=shell("echo 42 > answer.txt; sleep 0.1"),
+            agent=agent,
         )
-        second = await batch(store, n=3, parallel=3, batch_id="b-fill", retries=0)
+        second = await batch(store, n=3, parallel=3, resume="b-fill", retries=0, agent=agent)
         return first, second
 
     first, second = run(act())
@@ -179,6 +181,7 @@ def test_one_member_is_filled_again_and_the_others_are_left(store: Store) -> Non
 
 def test_a_batch_that_was_cancelled_goes_on_where_it_was(store: Store) -> None:
     settled: list[str] = []
+    agent = shell("echo 42 > answer.txt; sleep 0.05")
 
     async def stopped() -> None:
         enough = asyncio.Event()
@@ -195,7 +198,7 @@ def test_a_batch_that_was_cancelled_goes_on_where_it_was(store: Store) -> None:
                 parallel=2,
                 batch_id="b-stop",
                 on_settled=settle,
-                agent=shell("echo 42 > answer.txt; sleep 0.05"),
+                agent=agent,
             )
         )
         await enough.wait()
@@ -207,7 +210,7 @@ def test_a_batch_that_was_cancelled_goes_on_where_it_was(store: Store) -> None:
     assert store.count(finished=False) == 0
     done = {record.rollout_id for record in store.list(batch_id="b-stop", outcome="ok")}
     assert done >= set(settled)
-    result = run(batch(store, n=6, parallel=3, batch_id="b-stop"))
+    result = run(batch(store, n=6, parallel=3, resume="b-stop", agent=agent))
     balances(result, store)
     assert result.summary()["outcomes"] == {"ok": 6}
     assert done <= {record.rollout_id for record in result.records}
@@ -215,16 +218,8 @@ def test_a_batch_that_was_cancelled_goes_on_where_it_was(store: Store) -> None:
 
 def test_a_batch_that_is_done_runs_nothing(store: Store) -> None:
     first = run(batch(store, 2, n=2, batch_id="b-done"))
-    second = run(batch(store, 2, n=2, batch_id="b-done", agent=shell("exit 9")))
+    second = run(batch(store, 2, n=2, resume="b-done"))
     assert [record.rollout_id for record in first.records] == [record.rollout_id for record in second.records]
-
-
-def test_a_task_that_changed_is_not_taken_for_the_old_one(store: Store) -> None:
-    run(batch(store, tasks=tasks(1), batch_id="b-new"))
-    result = run(
-        batch(store, tasks=tasks(1, instruction="Now something else."), batch_id="b-new", agent=shell("true"))
-    )
-    assert [record.reward for record in result.records] == [0.0]
 
 
 def test_a_store_that_fails_says_so_and_every_rollout_it_knows_has_an_outcome(tmp_path: Path) -> None:

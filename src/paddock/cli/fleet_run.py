@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 @click.option("--thinking/--no-thinking", default=None, help="Turn the model's thinking on or off.")
 @click.option("--partial-reward", is_flag=True, help="Give a failed task the share of its checks that passed.")
 @click.option("--retries", type=int, help="New tries after a failure outside the policy. Default: 2.")
-@click.option("--resume", "batch_id", metavar="BATCH", help="Go on with a batch that was stopped.")
+@click.option("--resume", metavar="BATCH", help="Go on with a batch that was stopped.")
+@click.option("--batch-id", metavar="NAME", help="Name of the batch. Default: a new one.")
 @click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
 @plane_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each rollout, as it ends.")
@@ -60,9 +61,8 @@ def run(
     """
     import asyncio
 
-    from paddock.cli.rollout import refuse_vllm_url, watched
+    from paddock.cli.rollout import name_batch, refuse_vllm_url, watched
     from paddock.fleet.run import read_tasks, run_tasks
-    from paddock.rollouts.batch import new_batch_id
     from paddock.rollouts.limits import Budget
     from paddock.rollouts.shown import summarize
 
@@ -79,7 +79,7 @@ def run(
         options["parallel"] = limit
     # What goes wrong is in the records; a line in between would only tear the picture.
     logging.getLogger("paddock").addHandler(logging.NullHandler())
-    batch_id = options["batch_id"] = options["batch_id"] or new_batch_id()
+    batch_id = name_batch(options)
     note(f"run {batch_id} at {plane.base_url}; if it is killed: paddock fleet rm --run {batch_id}")
     budget = Budget(calls=max_calls, completion_tokens=max_completion_tokens, max_tokens_per_call=max_tokens)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paddock.rollouts.batch import BatchResult
     from paddock.rollouts.engine import Engine
     from paddock.rollouts.record import RolloutRecord
+    from paddock.rollouts.rollout import Rollout
 
 BROKEN = 1
 RAY = "ray"
@@ -82,7 +83,8 @@ def command() -> None:
 @click.option("--context", "context_tokens", default=32768, show_default=True, help="Context the agent plans with.")
 @click.option("--weight-version", help="Version of the model's weights, kept with calls whose engine tells none.")
 @click.option("--retries", type=int, help="New tries after a failure outside the policy. Default: 2; lone: 0.")
-@click.option("--resume", "batch_id", metavar="BATCH", help="Go on with a batch that was stopped.")
+@click.option("--resume", metavar="BATCH", help="Go on with a batch that was stopped.")
+@click.option("--batch-id", metavar="NAME", help="Name of the batch. Default: a new one.")
 @click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
 @click.option(
     "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where to run."
@@ -111,7 +113,6 @@ def run(
     enters the sandbox. Ends with 0 if every rollout has outcome ok, with 1 if not.
     """
     from paddock.rollouts.agents import load_agent
-    from paddock.rollouts.batch import new_batch_id
     from paddock.rollouts.limits import Budget
     from paddock.rollouts.loop.agent import LoopAgent, LoopLimits
     from paddock.rollouts.runs import run_batch
@@ -143,8 +144,7 @@ def run(
         custom=options.pop("rollout_resources"),
         per_node=options.pop("rollouts_per_node"),
     )
-    tell_if_new(options["batch_id"], options["store"])
-    batch_id = options["batch_id"] = options["batch_id"] or new_batch_id()
+    batch_id = name_batch(options)
     work = partial(run_batch, chosen, budget=budget, consent=consent, **options)
     return watched(work, batch_id, total=len(chosen) * options["n"], as_json=as_json, shown=summarize)
 
@@ -161,6 +161,7 @@ def watched(
     from paddock.cli.progress import RolloutProgress
 
     data = sys.stdout
+    begun = False
     # Ray prints its own warnings to the standard output, which is for data only.
     with redirect_stdout(sys.stderr), RolloutProgress(total=total, words=not as_json) as progress:
 
@@ -169,8 +170,16 @@ def watched(
             if as_json:
                 print_json(shown(record), file=data)
 
-        result = run_until_signal(work(on_change=progress.show, on_settled=settled, log=progress.say))
+        def show(rollout: Rollout) -> None:
+            nonlocal begun
+            begun = True
+            progress.show(rollout)
+
+        result = run_until_signal(work(on_change=show, on_settled=settled, log=progress.say))
     if result is None:
+        if not begun:
+            complain("interrupted before a rollout had begun")
+            return INTERRUPTED
         complain("interrupted; what was under way is recorded as cancelled", f"go on with --resume {batch_id}")
         return INTERRUPTED
     report(result, as_json)
@@ -197,17 +206,24 @@ def refuse_vllm_url(model: str) -> None:
         refuse_unused("vllm_url", why="the model is no vllm:// one", hint="give --model vllm://REPO, or leave it out")
 
 
-def tell_if_new(batch_id: str | None, store: Path | None) -> None:
-    """Say so when there is nothing to resume: it may be a typing error, or a batch that is to have this name."""
+def name_batch(options: dict[str, Any]) -> str:
+    """The batch to run or to go on with, set in the options. Raises ConfigError if there is none to go on with."""
     from contextlib import closing
 
+    from paddock.rollouts.batch import new_batch_id
+    from paddock.rollouts.resume import check_known
     from paddock.rollouts.store import Store
 
-    if batch_id is None:
-        return
-    with closing(Store.open(store)) as kept:
-        if not kept.count(batch_id=batch_id):
-            note(f"there is no batch {batch_id} yet: it is begun under this name")
+    resume: str | None = options["resume"]
+    if resume is None:
+        options["batch_id"] = options["batch_id"] or new_batch_id()
+        return str(options["batch_id"])
+    if options["batch_id"] is not None:
+        raise ConfigError("both --resume and --batch-id are given", hint="--resume names the batch already")
+    # Before a model is started for it.
+    with closing(Store.open(options["store"])) as kept:
+        check_known(kept, resume)
+    return resume
 
 
 def choose_engine(name: str, **given: Any) -> str | Engine:

@@ -107,6 +107,7 @@ async def run_tasks(
     parallel: int = 8,
     retries: int | None = None,
     batch_id: str | None = None,
+    resume: str | None = None,
     store: Store | Path | str | None = None,
     budget: Budget | None = None,
     max_steps: int = 50,
@@ -121,11 +122,12 @@ async def run_tasks(
     """Run `n` rollouts of each task, `parallel` at a time, each to one recorded outcome.
 
     `model` is what `run_batch` takes; `api_key` is the model's. `settings` are the other fields of `Plan`: mode,
-    timeouts, agent_timeout, thinking, temperature. A `batch_id` that the store knows resumes that batch.
+    timeouts, agent_timeout, thinking, temperature. `resume` goes on with a batch of the store, as in
+    `run_batch`; `batch_id` names one.
     """
     configs = {str(config["task_key"]): dict(config) for config in tasks}
     chosen: Sequence[Task] = [as_task(config) for config in configs.values()]
-    run_id = batch_id or new_batch_id()
+    run_id = resume or batch_id or new_batch_id()
 
     def make_scene(task: Task) -> FleetScene:
         return FleetScene(
@@ -139,7 +141,7 @@ async def run_tasks(
 
     keys = {"name": model_name, "api_key": api_key, "vllm_url": vllm_url, "hf_token": None}
     secrets = tuple(secret for secret in (api_key, plane.api_key) if secret)
-    async with opened(model, keys, store, log) as parts:
+    async with opened(model, keys, store, log, resume=resume) as parts:
         plan = LoopPlan(
             LoopAgent(LoopLimits(steps=max_steps), system=system),
             parts.endpoint,

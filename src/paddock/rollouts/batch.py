@@ -2,8 +2,8 @@
 
 Each task has a group of `n` members. A member that broke for reasons outside the policy is run again
 as a new rollout, alone; the rest of its group is left as it is. What keeps all of them out is tried
-again by one of them only. A batch that was stopped goes on where it was: members that have an outcome
-of their own are not run again.
+again by one of them only. A batch that was stopped goes on where it was (see `resume`): members that have
+an outcome of their own are not run again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from paddock.errors import ConfigError, StoreError
 from paddock.rollouts.entrance import Entrance
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.record import RolloutRecord
+from paddock.rollouts.resume import check_same, is_settled
 from paddock.rollouts.rollout import Rollout, new_rollout_id
 
 if TYPE_CHECKING:
@@ -163,12 +164,14 @@ class Batch:
         self.plan.weights.set(version)
 
     def _settled(self) -> dict[tuple[str, str, int], RolloutRecord]:
-        """Members of an earlier run of this batch that need not be run again. A task that changed is another."""
-        found = {}
-        for record in self._store.list(batch_id=self.batch_id, finished=True, newest_first=False):
-            if record.outcome is not None and not record.outcome.is_infrastructure:
-                found[record.task_hash, record.task_id, record.member] = record
-        return found
+        """Members of an earlier run of this batch that need not be run again.
+
+        Raises ConfigError if that run had another agent, model, sampling or task."""
+        earlier = self._store.list(batch_id=self.batch_id, newest_first=False)
+        tasks = list({member.task.id: member.task for member in self.members}.values())
+        check_same(self.batch_id, earlier, tasks, self.plan.describe())
+        settled = (record for record in earlier if is_settled(record))
+        return {(record.task_hash, record.task_id, record.member): record for record in settled}
 
     async def _run_member(self, member: Member, slots: asyncio.Semaphore) -> RolloutRecord:
         attempt = 0

@@ -20,6 +20,7 @@ from paddock.rollouts.limits import Budget
 from paddock.rollouts.models import open_model
 from paddock.rollouts.models.endpoint import Endpoint
 from paddock.rollouts.recipe import Recipe
+from paddock.rollouts.resume import check_known
 from paddock.rollouts.store import Store
 from paddock.rollouts.task_needs import check_can_run
 from paddock.rollouts.verifier import Verdict, verify
@@ -60,6 +61,7 @@ async def run_batch(
     parallel: int = 1,
     retries: int | None = None,
     batch_id: str | None = None,
+    resume: str | None = None,
     store: Store | Path | str | None = None,
     budget: Budget | None = None,
     weight_version: Weights | str | int | Callable[[], str | int | None] | None = None,
@@ -72,21 +74,25 @@ async def run_batch(
     """Run `n` rollouts of each task, `parallel` at a time, each to one recorded outcome.
 
     `model` is a URL, `replay:FILE`, `local`, `vllm://repo` or `hf-router://repo:provider`. `settings` are the
-    other fields of `Plan`: mode, sandbox, consent, timeouts, agent_timeout, thinking, temperature,
-    context_tokens. A `batch_id` that the store knows resumes that batch. `retries` is how often a member that
-    broke outside the policy is run again: by default twice in a batch, and never for a lone rollout (once on
+    other fields of `Plan`: mode, sandbox, consent, timeouts, agent_timeout, stall_timeout, thinking, temperature,
+    context_tokens. `resume` goes on with a batch of the store: members whose outcome is the policy's are not run
+    again. Raises ConfigError if there is no such batch, or if it was run with another agent, model, sampling or
+    version of a task. `batch_id` names a batch, and goes on with it if there is one. `retries` is how often a member
+    that broke outside the policy is run again: by default twice in a batch, and never for a lone rollout (once on
     `ray`, where its node may be lost). The agent
     `loop` works in `env`, a URL or what makes an environment, and begins it with `seed`. `weight_version` is kept
     with each call whose engine does not tell its own: a version, a function that knows it, or `Weights` to set later.
     `engine` says where they run: `local`, `ray`, or a `RayEngine` with its resources.
     """
     placing = find_engine(engine)
+    if resume is not None and batch_id is not None:
+        raise ConfigError("both resume and batch_id are given", hint="resume names the batch already")
     if driver is not None and not isinstance(agent, str):
         raise ConfigError("an Agent already has its driver", hint="leave driver out, or name the agent")
     driven = load_agent(agent, driver=driver) if isinstance(agent, str) else agent
     secrets = tuple(secret for secret in (api_key, hf_token, *getattr(env, "secrets", ())) if secret)
     keys: dict[str, Any] = {"name": model_name, "api_key": api_key, "vllm_url": vllm_url, "hf_token": hf_token}
-    async with opened(model, keys, store, log) as parts:
+    async with opened(model, keys, store, log, resume=resume) as parts:
         chosen = list(tasks)
         # What was lost with a node is run once more elsewhere, also if it was alone.
         fewest = RETRIES if len(chosen) * n > 1 else 0 if placing is None else 1
@@ -103,7 +109,7 @@ async def run_batch(
             "n": n,
             "parallel": parallel,
             "retries": fewest if retries is None else retries,
-            "batch_id": batch_id,
+            "batch_id": resume or batch_id,
             "on_change": on_change,
             "on_settled": on_settled,
         }
@@ -164,8 +170,12 @@ async def opened(
     keys: Mapping[str, Any],
     store: Store | Path | str | None,
     log: Callable[[str], None] | None = None,
+    *,
+    resume: str | None = None,
 ) -> AsyncIterator[Parts]:
     async with opened_store(store) as kept, Upstream() as upstream:
+        if resume is not None:
+            await kept.run(check_known, kept, resume)
         if isinstance(model, Endpoint):
             if any(keys.values()):
                 raise ConfigError("an Endpoint already has a name and a key", hint="leave model_name and keys out")

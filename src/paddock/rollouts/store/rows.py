@@ -200,6 +200,15 @@ def count(connection: sqlite3.Connection, filters: Filters) -> int:
     return int(connection.execute(f"SELECT count(*) FROM rollouts {where}", values).fetchone()[0])
 
 
+def recent_batches(connection: sqlite3.Connection, limit: int) -> list[str]:
+    found = connection.execute(
+        "SELECT batch_id FROM rollouts WHERE batch_id IS NOT NULL"
+        " GROUP BY batch_id ORDER BY min(started_at) DESC LIMIT ?",
+        (limit,),
+    )
+    return [name for (name,) in found]
+
+
 def _values(record: RolloutRecord, *, running: bool) -> dict[str, Any]:
     """What goes into the head."""
     values = {name: getattr(record, name) for name in _HEAD}

@@ -218,6 +218,11 @@ class Store:
         with self._database.read() as connection:
             return rows.count(connection, filters)
 
+    def recent_batches(self, limit: int) -> builtins.list[str]:
+        """The names of the batches that began last, the newest first."""
+        with self._database.read() as connection:
+            return rows.recent_batches(connection, limit)
+
     def rescore(
         self,
         rollout_id: str,

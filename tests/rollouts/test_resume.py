@@ -1,0 +1,133 @@
+"""A batch goes on only as what it was, and runs again what was not the policy's."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddock.errors import AgentError, ConfigError
+from paddock.rollouts.agents.base import Installed
+from paddock.rollouts.agents.command import CommandAgent
+from paddock.rollouts.batch import BatchResult
+from paddock.rollouts.limits import Budget, Timeouts
+from paddock.rollouts.models.endpoint import Endpoint
+from paddock.rollouts.outcome import Outcome
+from paddock.rollouts.record import RolloutRecord
+from paddock.rollouts.resume import differences, is_settled
+from paddock.rollouts.runs import run_batch
+from paddock.rollouts.store import Store
+from rollouts.played import NOBODY_THERE, a_task, needs_bwrap, run, shell
+
+pytestmark = needs_bwrap
+SOLVE = "echo 42 > answer.txt"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store") as kept:
+        yield kept
+
+
+def batch(store: Store, **options: Any) -> BatchResult:
+    chosen: dict[str, Any] = {"tasks": [a_task()], "model": NOBODY_THERE, "agent": shell(SOLVE), **options}
+    return run(run_batch(chosen.pop("tasks"), store=store, **chosen))
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        ({"agent": shell("true")}, "command was"),
+        ({"model": Endpoint("http://127.0.0.1:1/v1", "somebody", engine="vllm")}, 'model_name was "nobody"'),
+        ({"temperature": 0.5}, "temperature was 1.0 and is 0.5"),
+        ({"thinking": True}, "thinking was null and is true"),
+        ({"mode": "black_box"}, "mode was"),
+        ({"tasks": [a_task(instruction="Now something else.")]}, "task answer has changed"),
+    ],
+)
+@pytest.mark.parametrize("by", ["resume", "batch_id"])
+def test_another_policy_or_task_is_refused_by_name(
+    store: Store, by: str, changed: dict[str, Any], names: str
+) -> None:
+    batch(store, batch_id="b-one")
+    with pytest.raises(ConfigError, match="b-one cannot go on") as caught:
+        batch(store, **{by: "b-one"}, **changed)
+    assert names in caught.value.message
+    assert store.count() == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": Endpoint("http://127.0.0.1:2/v1", "nobody", api_key="sk-other", engine="vllm")},
+        {"budget": Budget(calls=7)},
+        {"agent_timeout": 3.0, "stall_timeout": 1.0},
+        {"timeouts": Timeouts(agent=3)},
+        {"n": 2, "retries": 1, "parallel": 2},
+        {"tasks": [a_task(), a_task(id="another")]},
+    ],
+)
+def test_endpoint_budgets_and_deadlines_may_change(store: Store, changed: dict[str, Any]) -> None:
+    (first,) = batch(store, batch_id="b-one").records
+    assert batch(store, resume="b-one", **changed).records[0].rollout_id == first.rollout_id
+
+
+def test_a_batch_that_nobody_knows_is_refused_with_those_that_are(store: Store) -> None:
+    batch(store, batch_id="b-one")
+    with pytest.raises(ConfigError, match="no batch 'b-noe'") as caught:
+        batch(store, resume="b-noe")
+    assert "b-one" in (caught.value.hint or "")
+    with pytest.raises(ConfigError, match="both"):
+        batch(store, resume="b-one", batch_id="b-two")
+    assert store.count() == 1
+
+
+class Fetched(CommandAgent):
+    """An agent whose first installations fail."""
+
+    failures = 1
+
+    async def install(self, log: Callable[[str], None], *, timeout: float) -> Installed:
+        if Fetched.failures:
+            Fetched.failures -= 1
+            raise AgentError("the registry does not answer")
+        return await super().install(log, timeout=timeout)
+
+
+def test_a_failed_install_is_run_again(store: Store) -> None:
+    agent = Fetched(f"/bin/bash -c '{SOLVE}'")
+    Fetched.failures = 1
+    (first,) = batch(store, batch_id="b-one", agent=agent).records
+    (second,) = batch(store, resume="b-one", agent=agent).records
+    assert (first.outcome, second.outcome, second.reward) == (Outcome.AGENT, Outcome.OK, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "stages", "settled"),
+    [
+        (Outcome.OK, ("install", "agent", "verifier"), True),
+        (Outcome.TIMEOUT, ("agent",), True),
+        (Outcome.BUDGET, ("agent",), True),
+        (Outcome.VERIFIER, ("agent", "verifier"), True),
+        (Outcome.TASK, ("install",), True),
+        (Outcome.AGENT, ("install", "agent"), True),
+        (Outcome.AGENT, ("install",), False),
+        (Outcome.MODEL, ("agent",), False),
+        (Outcome.SANDBOX, ("sandbox",), False),
+        (Outcome.ENVIRONMENT, ("agent",), False),
+        (Outcome.CANCELLED, ("agent",), False),
+        (None, (), False),
+    ],
+)
+def test_what_is_not_the_policys_is_run_again(
+    outcome: Outcome | None, stages: tuple[str, ...], settled: bool
+) -> None:
+    record = RolloutRecord("r", "t", outcome=outcome, stages=dict.fromkeys(stages, 1.0))
+    assert is_settled(record) is settled
+
+
+def test_another_agent_is_named_without_its_settings() -> None:
+    before = {"agent": "opencode", "driver": "run", "version": "1", "temperature": 1.0}
+    assert differences(before, {"agent": "codex", "driver": "serve", "version": "2", "temperature": 1.0}) == [
+        'agent was "opencode" and is "codex"'
+    ]
