@@ -54,6 +54,7 @@ def test_openenvs_variables_are_read_too() -> None:
 WRONG = [
     ("PADDOCK_MODE", "party"),
     ("PADDOCK_MAX_SESSIONS", "many"),
+    ("PADDOCK_MAX_WAITING", "many"),
     ("PADDOCK_MAX_SESSIONS", "-1"),
     ("MAX_CONCURRENT_ENVS", "²"),
 ]

@@ -23,6 +23,10 @@ class Limits:
     max_sessions: int = 1
     queue_timeout: float = 0.0
     """How long a newcomer waits for a slot when the server is full. 0 refuses at once."""
+    max_waiting: int = 10_000
+    """How many may wait for a slot, in each process. More are refused at once."""
+    max_waiting_per_connection: int = 1000
+    """How many sessions of one connection may wait for a slot."""
     session_timeout: float | None = 1800.0
     """A session without an attached socket is closed after this long without a request."""
     resume_window: float = 60.0
@@ -54,7 +58,7 @@ class Limits:
         for name in ("ping_interval", "ping_timeout", "unread_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")
-        for name in ("message_bytes", "threads"):
+        for name in ("max_waiting", "max_waiting_per_connection", "message_bytes", "threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give at least 1")
 
@@ -95,6 +99,7 @@ class Variables:
     auth_token: str | None = field(default=None, repr=False)
     mode: Mode = "simulation"
     max_sessions: int | None = None
+    max_waiting: int | None = None
     web: bool = False
     mcp_token: str | None = field(default=None, repr=False)
     """Opens the MCP server of an `mcp+http:` target."""
@@ -104,17 +109,25 @@ def read_variables(environ: Mapping[str, str] | None = None) -> Variables:
     """Read `PADDOCK_*`, and the variables OpenEnv gives the same meaning to."""
     source = os.environ if environ is None else environ
     mode = source.get("PADDOCK_MODE") or source.get("OPENENV_MODE") or "simulation"
-    most = next((name for name in ("PADDOCK_MAX_SESSIONS", "MAX_CONCURRENT_ENVS") if source.get(name)), None)
-    count = source[most] if most else None
-    if count is not None and not (count.isascii() and count.isdigit()):
-        raise ConfigError(f"{most} is {count!r}", hint="give a whole number")
     return Variables(
         auth_token=source.get("PADDOCK_AUTH_TOKEN") or None,
         mode=parse_mode(mode),
-        max_sessions=int(count) if count else None,
+        max_sessions=_whole_number(source, "PADDOCK_MAX_SESSIONS", "MAX_CONCURRENT_ENVS"),
+        max_waiting=_whole_number(source, "PADDOCK_MAX_WAITING"),
         mcp_token=source.get("PADDOCK_MCP_TOKEN") or None,
         web=source.get("ENABLE_WEB_INTERFACE", "").strip().lower() in ("true", "1", "yes"),
     )
+
+
+def _whole_number(source: Mapping[str, str], *names: str) -> int | None:
+    """The value of the first of these variables that is set."""
+    name = next((name for name in names if source.get(name)), None)
+    if name is None:
+        return None
+    value = source[name]
+    if not (value.isascii() and value.isdigit()):
+        raise ConfigError(f"{name} is {value!r}", hint="give a whole number")
+    return int(value)
 
 
 def parse_mode(value: str) -> Mode:

@@ -30,6 +30,9 @@ OF_A_CLUSTER = (
 @click.option("--port", default=8000, show_default=True, help="Port to listen on; 0 takes any free one.")
 @click.option("--max-sessions", type=int, help="Sessions at once. Default: 100, or 1 if the class allows only one.")
 @click.option(
+    "--max-waiting", type=int, help="Newcomers that may wait at once. Default: 10,000. Also: PADDOCK_MAX_WAITING."
+)
+@click.option(
     "--session-timeout",
     default=USUAL.session_timeout,
     show_default=True,
@@ -94,7 +97,8 @@ OF_A_CLUSTER = (
 @click.option("--log-level", default="info", show_default=True, help="debug, info, warning or error.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
 def command(
-    target: str, host: str, port: int, max_sessions: int | None, session_timeout: float, queue_timeout: float,
+    target: str, host: str, port: int, max_sessions: int | None, max_waiting: int | None, session_timeout: float,
+    queue_timeout: float,
     resume_window: float, step_timeout: float, drain_grace: float, max_message_mb: int, threads: int, workers: int,
     mode: str | None, auth_token: str | None, allow_host: tuple[str, ...], allow_origin: tuple[str, ...],
     web: bool, store: Path | None, log_level: str, as_json: bool,
@@ -107,7 +111,14 @@ def command(
     from paddock.sessions.blueprint import Blueprint
     from paddock.targets import load_target
 
-    require_at_least(1, "a whole number, 1 or more", max_sessions=max_sessions, threads=threads, workers=workers)
+    require_at_least(
+        1,
+        "a whole number, 1 or more",
+        max_sessions=max_sessions,
+        max_waiting=max_waiting,
+        threads=threads,
+        workers=workers,
+    )
     require_at_least(1, "MiB, 1 or more", max_message_mb=max_message_mb)
     require_at_least(0, "seconds; 0 is no limit", session_timeout=session_timeout, step_timeout=step_timeout)
     require_at_least(
@@ -138,6 +149,7 @@ def command(
     limits = Limits(
         max_sessions=max_sessions if max_sessions is not None else variables.max_sessions
         or default_sessions(Blueprint(make)) * (scale.most if scale else 1),
+        max_waiting=max_waiting or variables.max_waiting or USUAL.max_waiting,
         session_timeout=session_timeout or None,
         queue_timeout=queue_timeout,
         resume_window=resume_window,

@@ -107,6 +107,8 @@ def default_config(blueprint: Blueprint, max_sessions: int | None, concurrency: 
         if max_sessions is None:
             max_sessions = variables.max_sessions or default_sessions(blueprint)
         limits = Limits(max_sessions=max_sessions)
+    if variables.max_waiting is not None:
+        limits = replace(limits, max_waiting=variables.max_waiting)
     return ServerConfig(limits=limits, access=Access(token=variables.auth_token), mode=variables.mode)
 
 

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 FULL_FRAME, FULL_BYTES = 100, 65536
 """A frame of answers leaves with so many, or so large."""
 MOST_EARLY = 64
+MOST_IN_A_TURN = 256
+"""How many messages are begun in one turn of the loop, so that a large batch keeps nobody else waiting for long."""
 
 
 class Lane:
@@ -109,6 +111,7 @@ class VectorConversation:
         """What came and is not begun. While there is any, no further frame is read."""
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
+        self._is_scheduled = False
         self._flushing = False
         self._over = False
 
@@ -161,13 +164,23 @@ class VectorConversation:
         self._work_off()
 
     def _work_off(self) -> None:
+        """Begin what waits, as much as one turn of the loop may take."""
         had = bool(self._pending)
-        while self._pending and self.socket.can_write:
+        for _ in range(min(len(self._pending), MOST_IN_A_TURN)):
+            if not self._pending or not self.socket.can_write:
+                break
             self._receive_message(self._pending.popleft())
         if self._pending:
             self.socket.pause_requests()
+            if self.socket.can_write and not self._is_scheduled:
+                self._is_scheduled = True
+                asyncio.get_running_loop().call_soon(self._work_on)
         elif had:
             self.socket.resume_requests()
+
+    def _work_on(self) -> None:
+        self._is_scheduled = False
+        self._work_off()
 
     def _receive_message(self, message: Message) -> None:
         key = message.session
@@ -301,7 +314,9 @@ class VectorConversation:
             if before is not None and before.opening is not None:
                 before.conversation.give_up(before)
             opening[chosen] = lane
-        session = await manager.open(Door.SOCKET, token=chosen, wait=asked.queue_timeout, lease=asked.lease)
+        session = await manager.open(
+            Door.SOCKET, token=chosen, wait=asked.queue_timeout, lease=asked.lease, owner=self
+        )
         session.resumable = True
         return session
 

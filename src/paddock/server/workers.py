@@ -111,6 +111,10 @@ class Table:
         return self.get(worker, LIFE)
 
 
+KEPT_PLACES = 64
+"""So many tickets of those who left are remembered before they are looked for: not at every join."""
+
+
 class SharedCount:
     """One capacity over all workers. Who waits longest, wherever, is served first."""
 
@@ -145,7 +149,8 @@ class SharedCount:
             self._table.put(self._worker, FIRST, first or 0)
             self._table.put(self._worker, WAITING, waiting)
         told = self._lowest_before
-        self._lowest_before = {ticket: told[ticket] for ticket in told if first is not None and ticket >= first}
+        if len(told) > 2 * waiting + KEPT_PLACES:
+            self._lowest_before = {ticket: told[ticket] for ticket in told if first is not None and ticket >= first}
 
     def waiting_before(self, ticket: int) -> int:
         """At most so many: where somebody waits ahead of `ticket`, those who came after it count too."""

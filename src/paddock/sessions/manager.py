@@ -77,7 +77,9 @@ class SessionManager:
         self.threads = Threads(limits.threads, returns=self.returns)
         self._relay = Relay(self.returns)
         self.metrics = Metrics()
-        self.slots = Slots(count or LocalCount(limits.max_sessions), clock)
+        self.slots = Slots(
+            count or LocalCount(limits.max_sessions), clock, limits.max_waiting, limits.max_waiting_per_connection
+        )
         self.running: set[Work] = set()
         self.queued: set[Work] = set()
         """Requests that wait for their turn in a session."""
@@ -106,17 +108,19 @@ class SessionManager:
         wait: float | None = None,
         moved: Callable[[int], None] | None = None,
         lease: str | None = None,
+        owner: object = None,
     ) -> Session:
         """A new session, as soon as there is a slot for it.
 
         Waits up to `wait` seconds for one (None: as the server is set up); `moved` hears the place in
-        the queue. A `lease` is a slot that `reserve` took for this session.
+        the queue. A `lease` is a slot that `reserve` took for this session. `owner` is the connection, where it
+        opens several.
         Raises CapacityReached, QueueTimeout, ServerDraining or FactoryError.
         """
         if self.is_draining():
             raise ServerDraining("the server is shutting down", hint="connect to another one, or again later")
         if not self.leases.redeem(lease or LEASE.get()):
-            await self._take_slot(self.limits.queue_timeout if wait is None else wait, moved)
+            await self._take_slot(self.limits.queue_timeout if wait is None else wait, moved, owner)
         threads = self.threads_for_session()
         environment = await self.build(threads, holds_slot=True)
         session = Session(self, environment, door, threads, token)
@@ -149,7 +153,7 @@ class SessionManager:
             raise ServerDraining("the server is shutting down", hint="connect to another one, or again later")
         alone = not self.blueprint.concurrent
         if alone:
-            await self._take_slot(BORROWER_WAITS, None)
+            await self._take_slot(BORROWER_WAITS)
         threads = self.threads_for_session()
         environment = await self.build(threads, holds_slot=alone)
         session = Session(self, environment, Door.HTTP, threads, holds_slot=alone)
@@ -227,8 +231,12 @@ class SessionManager:
             except Exception:
                 logger.exception("close failed")
 
-    async def _take_slot(self, wait: float, moved: Callable[[int], None] | None) -> None:
+    async def _take_slot(self, wait: float, moved: Callable[[int], None] | None = None, owner: object = None) -> None:
         if self.slots.take():
+            return
+        if self.slots.waiting and wait > 0:
+            # Room is made for the first of them in every tick. What a newcomer costs must not depend on the others.
+            await self._wait_for_slot(wait, moved, owner)
             return
         gone = self.make_room()
         ending = [session.ended for session in self._ending if not session.is_running]
@@ -248,7 +256,14 @@ class SessionManager:
                 active_sessions=taken,
                 max_sessions=most,
             )
-        await self.slots.wait(wait, moved)
+        await self._wait_for_slot(wait, moved, owner)
+
+    async def _wait_for_slot(self, wait: float, moved: Callable[[int], None] | None, owner: object) -> None:
+        try:
+            await self.slots.wait(wait, moved, owner=owner)
+        except CapacityReached:
+            self.metrics.sessions_refused += 1
+            raise
 
     async def _ask_others(self, ask: Callable[[], Awaitable[bool]]) -> None:
         await ask()

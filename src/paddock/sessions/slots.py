@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
-from paddock.errors import PaddockError, QueueTimeout
+from paddock.errors import CapacityReached, PaddockError, QueueTimeout
+from paddock.sessions.queue import Places, Queue, Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,24 +101,22 @@ class Leases:
         return [lease for lease, until in self._until.items() if now >= until] if self._until else []
 
 
-class Waiter:
-    __slots__ = ("admitted", "deadline", "moved", "place", "ticket")
-
-    def __init__(self, ticket: int, deadline: float, moved: Callable[[int], None] | None) -> None:
-        self.ticket = ticket
-        self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.deadline = deadline
-        self.moved = moved
-        self.place = 0
-
-
 class Slots:
-    """Takes and gives back slots. Who waits is served first come, first served."""
+    """Takes and gives back slots. Who waits is served first come, first served, by `Queue`."""
 
-    def __init__(self, count: Count, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        count: Count,
+        clock: Callable[[], float],
+        most_waiting: int | None = None,
+        most_waiting_per_owner: int | None = None,
+    ) -> None:
         self._count = count
         self._clock = clock
-        self._waiters: deque[Waiter] = deque()
+        self._most_waiting = most_waiting
+        self._most_per_owner = most_waiting_per_owner
+        self._queue = Queue()
+        self._places = Places(self._queue, count)
         self.freed: Callable[[], None] | None = None
         """Hears of every slot that is given back."""
 
@@ -128,14 +126,15 @@ class Slots:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiters)
+        return len(self._queue)
 
     def taken(self) -> int:
         return self._count.taken()
 
     def take(self, ticket: int | None = None) -> bool:
         """Take a slot if one is free and nobody waits for it, or nobody longer than the holder of `ticket`."""
-        if self._waiters and (ticket is None or self._waiters[0].ticket < ticket):
+        first = self._queue.first()
+        if first is not None and (ticket is None or first.ticket < ticket):
             return False
         return self._count.take(ticket)
 
@@ -147,29 +146,34 @@ class Slots:
 
     def admit(self) -> None:
         """Let in as many of those who wait as there is room for."""
-        before = len(self._waiters)
-        while self._waiters:
-            waiter = self._waiters[0]
+        before = len(self._queue)
+        while (waiter := self._queue.first()) is not None:
             if not waiter.admitted.done():
                 if not self._count.take(waiter.ticket):
                     break
                 waiter.admitted.set_result(None)
-            self._waiters.popleft()
-        if len(self._waiters) != before:
-            self.tell_places()
+            self._queue.leave(waiter)
+        if len(self._queue) != before:
+            self._moved()
 
     async def wait(
-        self, seconds: float, moved: Callable[[int], None] | None = None, ticket: int | None = None
+        self,
+        seconds: float,
+        moved: Callable[[int], None] | None = None,
+        ticket: int | None = None,
+        owner: object = None,
     ) -> None:
-        """Wait for a slot. `moved(place)` is told the place in the queue, 1 being next, as it changes.
+        """Wait for a slot. `moved(place)` is told the place in the queue, 1 being next, now and after it has changed.
 
-        Who has a `ticket` already waits where it says. Raises QueueTimeout after `seconds`. A cancelled wait leaves
-        no slot behind.
+        Who has a `ticket` already waits where it says. `owner` is the connection that several wait for. Raises
+        QueueTimeout after `seconds`, and CapacityReached where too many wait. A cancelled wait leaves no slot behind.
         """
+        self._check_room(owner)
         ticket = self._count.new_ticket() if ticket is None else ticket
-        waiter = Waiter(ticket, self._clock() + seconds, moved)
-        self._line_up(waiter)
-        self.tell_places()
+        waiter = Waiter(ticket, self._clock() + seconds, moved, owner)
+        self._queue.join(waiter)
+        self._places.tell_newcomer(waiter)
+        self._publish()
         try:
             await waiter.admitted
         except asyncio.CancelledError:
@@ -177,13 +181,12 @@ class Slots:
                 self.give_back()
             raise
         finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-                self.tell_places()
+            if self._queue.leave(waiter):
+                self._moved()
 
     def expire(self, now: float) -> None:
         """Turn away those whose time is up."""
-        for waiter in [waiter for waiter in self._waiters if now >= waiter.deadline]:
+        for waiter in self._queue.overdue(now):
             if not waiter.admitted.done():
                 taken, most = self.taken(), self.capacity
                 waiter.admitted.set_exception(
@@ -197,21 +200,36 @@ class Slots:
 
     def turn_away(self, error: PaddockError) -> None:
         """Nobody who waits will be let in any more."""
-        for waiter in self._waiters:
+        for waiter in self._queue.in_order():
             if not waiter.admitted.done():
                 waiter.admitted.set_exception(error)
 
-    def _line_up(self, waiter: Waiter) -> None:
-        at = len(self._waiters)
-        while at and self._waiters[at - 1].ticket > waiter.ticket:
-            at -= 1
-        self._waiters.insert(at, waiter)
-
     def tell_places(self) -> None:
         """Tell those who wait where they stand, if that has changed."""
-        self._count.publish(self._waiters[0].ticket if self._waiters else None, len(self._waiters))
-        for here, waiter in enumerate(self._waiters, start=1):
-            place = here + self._count.waiting_before(waiter.ticket)
-            if waiter.moved is not None and place != waiter.place:
-                waiter.place = place
-                waiter.moved(place)
+        self._publish()
+        self._places.tell()
+
+    def _moved(self) -> None:
+        self._publish()
+        self._places.tell_soon()
+
+    def _publish(self) -> None:
+        first = self._queue.first()
+        self._count.publish(first.ticket if first is not None else None, len(self._queue))
+
+    def _check_room(self, owner: object) -> None:
+        most, own = self._most_waiting, self._most_per_owner
+        if most is not None and len(self._queue) >= most:
+            reason, hint = f"{most} wait for a slot already (max_waiting)", "raise --max-waiting"
+        elif own is not None and owner is not None and self._queue.waiting_for(owner) >= own:
+            reason = f"{own} of this connection wait for a slot already (max_waiting_per_connection)"
+            hint = "wait for some of them, or use more connections"
+        else:
+            return
+        taken, capacity = self.taken(), self.capacity
+        raise CapacityReached(
+            f"Server at capacity: {taken}/{capacity} sessions active, and {reason}.",
+            hint=f"try again later, or {hint}",
+            active_sessions=taken,
+            max_sessions=capacity,
+        )
