@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from paddock.errors import ConfigError
-from paddock.server.one_write import OneWriteProtocol
+from paddock.server.request_deadlines import DeadlineProtocol
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
+
+    from paddock.server.one_write import OneWriteProtocol
 
 BACKLOG = 4096
 KEEP_ALIVE = 75
@@ -60,7 +62,7 @@ def quiet_config(
     app: Any,
     *,
     lifespan: bool = True,
-    requests: type[OneWriteProtocol] = OneWriteProtocol,
+    requests: type[OneWriteProtocol] = DeadlineProtocol,
     upgrades: type | None = None,
 ) -> uvicorn.Config:
     """How uvicorn runs an application of ours. `upgrades` is the protocol that takes WebSockets, if any does."""

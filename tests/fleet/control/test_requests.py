@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from paddock.errors import ConfigError
 from paddock.fleet.control import HostedEnvironment, PlaneSettings, create_plane
 from paddock.protocol.redact import redact
+from paddock.server.request_deadlines import DeadlineProtocol
 
 from .running_plane import KEY, RunningPlane, StartPlane, plane_settings
 
@@ -73,6 +75,17 @@ def test_the_words_of_a_401_reach_the_user_whole(plane: RunningPlane) -> None:
     said = plane("GET", "/v1/account", Authorization="").json["detail"]
     assert said == "No key was sent. Send 'Authorization: Bearer KEY' (FLEET_API_KEY)."
     assert redact(said) == said
+
+
+@pytest.mark.parametrize("body", [b"", b"content-length: 9\r\n\r\n{"], ids=["headers", "body"])
+def test_a_half_sent_request_does_not_stay(plane: RunningPlane, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    monkeypatch.setattr(DeadlineProtocol, "head_seconds", 0.3)
+    monkeypatch.setattr(DeadlineProtocol, "body_seconds", 0.3)
+    head = f"POST {INSTANCES} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {KEY}\r\n".encode()
+    with socket.create_connection(("127.0.0.1", int(plane.url.rpartition(":")[2])), timeout=10) as connection:
+        connection.sendall(head + body)
+        answer = connection.recv(4096)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 408")
 
 
 # -- what is offered ----------------------------------------------------------------------------------

@@ -4,11 +4,13 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 from aiohttp import web
 
+from paddock.rollouts.e2b import arrival
 from paddock.rollouts.e2b.api import Api
 from paddock.rollouts.e2b.connect import envelope
 from paddock.rollouts.e2b.server import Front, FrontSettings
@@ -214,5 +216,31 @@ def test_a_client_that_leaves_does_not_end_its_command(anywhere: Anywhere) -> No
         assert [found["tag"] for found in listed["processes"]] == ["mine"]
         asked = {"process": {"tag": "mine"}, "signal": "SIGNAL_SIGTERM"}
         assert (await client.rpc(made, "/process.Process/SendSignal", asked))[0] == 200
+
+    anywhere(act)
+
+
+def test_a_body_that_stops_arriving_is_not_waited_for(anywhere: Anywhere, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrival, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(arrival, "STALL_SECONDS", 0.3)
+
+    async def begun(client: Client, path: str, **headers: str) -> bytes:
+        """The first line that comes back for a request whose body breaks off."""
+        url = urlsplit(client.front.address.url)
+        reader, writer = await asyncio.open_connection(url.hostname, url.port)
+        lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Length: 100"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        writer.write("\r\n".join([*lines, "", "{"]).encode())
+        line = await reader.readline()
+        writer.close()
+        return line
+
+    async def act(client: Client) -> None:
+        made = await client.create()
+        assert (await begun(client, "/v2/sandboxes", **{"X-API-KEY": KEY})).startswith(b"HTTP/1.1 408")
+        named = {**daemon(made), "Content-Type": "application/json"}
+        assert (await begun(client, "/filesystem.Filesystem/Stat", **named)).startswith(b"HTTP/1.1 408")
+        raw = {**daemon(made), "Content-Type": "application/octet-stream"}
+        assert (await begun(client, "/files?path=/tmp/x", **raw)).startswith(b"HTTP/1.1 408")
 
     anywhere(act)

@@ -24,7 +24,7 @@ from paddock.fleet.instance.app import InstanceApp
 from paddock.fleet.instance.hosted import FAILURES, HostedEnvironment
 from paddock.fleet.instance.order import Order, read_order
 from paddock.server.listening import bind, loop_factory, url_of
-from paddock.server.one_write import OneWriteProtocol
+from paddock.server.request_deadlines import DeadlineProtocol
 from paddock.server.run import DrainingServer
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _config(app: Any) -> uvicorn.Config:
         backlog=1024,
     )
     config.load()
-    config.http_protocol_class = OneWriteProtocol
+    config.http_protocol_class = DeadlineProtocol
     return config
 
 

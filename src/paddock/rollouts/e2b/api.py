@@ -13,6 +13,7 @@ import orjson
 from aiohttp import web
 
 from paddock.errors import CapacityReached, RequestError, SandboxError
+from paddock.rollouts.e2b.arrival import whole_body
 from paddock.rollouts.limits import MEBIBYTE
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ class Api:
 
 async def body_of(request: web.Request) -> dict[str, Any]:
     try:
-        found = orjson.loads(await request.read() or b"{}")
+        found = orjson.loads(await whole_body(request) or b"{}")
     except ValueError:
         raise RequestError("the body is not JSON") from None
     if not isinstance(found, dict):

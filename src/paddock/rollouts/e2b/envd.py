@@ -14,6 +14,7 @@ from aiohttp import web
 
 from paddock.errors import SandboxError
 from paddock.rollouts.e2b import files, filesystem, process
+from paddock.rollouts.e2b.arrival import whole_body
 from paddock.rollouts.e2b.connect import (
     STREAM,
     UNARY,
@@ -115,7 +116,7 @@ class Envd:
 
     async def unary(self, request: web.Request, guest: Guest, act: Any) -> web.Response:
         require(request, UNARY)
-        return web.json_response(await act(guest, parse(await request.read())))
+        return web.json_response(await act(guest, parse(await whole_body(request))))
 
     async def stream(self, request: web.Request, guest: Guest, act: Any, timeout: float | None) -> web.StreamResponse:
         """Errors from before the stream began are its end, too: the protocol has no other place for them."""
@@ -124,7 +125,7 @@ class Envd:
         response.enable_chunked_encoding()
         error: ConnectError | None = None
         try:
-            asked = Envelopes().add(await request.read())
+            asked = Envelopes().add(await whole_body(request))
             async with asyncio.timeout(timeout):
                 messages = await act(guest, asked[0] if asked else {}, timeout)
                 await response.prepare(request)

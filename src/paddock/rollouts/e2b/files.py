@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import BodyPartReader, web
 
+from paddock.rollouts.e2b.arrival import next_piece, pieces
 from paddock.rollouts.e2b.connect import ConnectError
 
 if TYPE_CHECKING:
@@ -57,15 +58,15 @@ async def upload(request: web.Request, guest: Guest) -> web.Response:
     written: list[dict[str, Any]] = []
     if request.content_type == "multipart/form-data":
         parts = await request.multipart()
-        while (part := await parts.next()) is not None:
+        while (part := await next_piece(parts.next())) is not None:
             if not isinstance(part, BodyPartReader):
                 raise ConnectError("invalid_argument", "a part of the form holds a form of its own")
             path = request.query.get("path") or named_path(part.headers.get("Content-Disposition", ""))
             if part.name == "file" and path:
-                written.append(await write(guest, user, path, chunks_of(part), metadata))
+                written.append(await write(guest, user, path, pieces(chunks_of(part)), metadata))
     else:
         path = wanted_path(request)
-        written.append(await write(guest, user, path, request.content.iter_chunked(CHUNK), metadata))
+        written.append(await write(guest, user, path, pieces(aiter(request.content.iter_chunked(CHUNK))), metadata))
     if not written:
         raise ConnectError("invalid_argument", "there is no file in the form")
     return web.json_response(written)
