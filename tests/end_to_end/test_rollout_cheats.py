@@ -405,8 +405,8 @@ connection.close()
     script = {"turns": [{"text": "word " * 50}], "faults": [{"when": "hang up", "per_token_delay": 0.05}]}
     record, server = run(spoken(store, script, speaker(unsay)))
     calls = store.calls(record.rollout_id)
-    assert [call.role for call in calls] == ["retried", "agent", "title", "agent"]
-    assert [call.trainable for call in calls][:2] == [False, True]
+    assert [call.role for call in calls] == ["agent", "agent", "title", "agent"]
+    assert [call.trainable for call in calls][:2] == [True, True]
     assert (calls[3].aborted, calls[3].trainable) == (True, False)
     assert len(server.log) == 4
 

@@ -1,4 +1,4 @@
-"""Codex, Claude Code and Gemini CLI as a user runs them, with sub-agents, and with notes in the task's folder."""
+"""Codex, Claude Code, Gemini CLI and Qwen Code as a user runs them: with sub-agents, and with notes in the folder."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paddock.rollouts.store import Store
-from paddock.rollouts.trace import Call, Role
+from paddock.rollouts.trace import Call, Caller, Role
 from paddock.testing.agents import MOVES
 from rollouts.played import IS_DONE, needs_bwrap, own_children, remember_children
 
@@ -29,6 +29,10 @@ SPAWNS: dict[str, dict[str, Any]] = {
     "gemini-cli": {
         "tool": "invoke_agent",
         "arguments": {"agent_name": "codebase_investigator", "prompt": "Look around."},
+    },
+    "qwen-code": {
+        "tool": "agent",
+        "arguments": {"description": "Looks", "prompt": "Look around.", "subagent_type": "general-purpose"},
     },
 }
 """How a model begins a sub-agent."""
@@ -86,6 +90,7 @@ def test_the_work_is_done_and_every_token_is_kept(told: Told) -> None:
     assert (record["outcome"], record["reward"], record["error"]) == ("ok", 1.0, None), told.ran.words
     assert record["level"] == "tokens"
     assert all(call.trainable for call in told.calls if call.role is Role.AGENT)
+    assert {call.caller for call in told.calls} == {Caller.AGENT}
     assert own_children() == []
 
 

@@ -164,4 +164,13 @@ def test_qwen_code_hears_an_instruction_not_a_command(said: str, heard: str) -> 
 @pytest.mark.parametrize("agent", [pi.Pi(), qwen_code.QwenCode()])
 def test_a_call_without_tools_is_a_summary(agent: Agent) -> None:
     assert agent.classify({"messages": []}, {}) is Role.COMPACTION
-    assert agent.classify({"messages": [], "tools": [{}]}, {}) is None
+    assert agent.classify({"messages": [], "tools": [{}]}, {}) is not Role.COMPACTION
+
+
+def test_qwen_code_is_known_by_its_system_prompt_and_so_are_its_sub_agents() -> None:
+    def role(system: str) -> Role | None:
+        body = {"messages": [{"role": "system", "content": system}], "tools": [{}]}
+        return qwen_code.QwenCode().classify(body, {})
+
+    assert role("You are Qwen Code, an interactive CLI agent developed by Alibaba Group.") is Role.AGENT
+    assert role("You are a general-purpose subagent working for a parent agent.") is Role.SUBAGENT

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddock.rollouts.prefixes import Prefixes
-from paddock.rollouts.trace import Call, Role, link
+from paddock.rollouts.trace import Call, Role, link, shared_prefix
 
 IDS = st.lists(st.integers(1, 2), max_size=6)
 CALLS = st.lists(st.tuples(IDS.filter(bool), IDS, st.booleans()), max_size=12)
@@ -33,21 +33,38 @@ def test_the_tree_finds_what_comparing_all_finds(pairs: list[tuple[list[int], li
         found = tree.add(call)
         earlier = [each for each in calls[: call.index] if each.role is not Role.RETRIED]
         link(call, earlier)
-        assert (found.furthest and found.furthest.id, found.shared_tokens) == (call.parent, call.shared_tokens)
-        assert found.whole is longest(call, earlier, completion=True)
-        assert found.answered is longest(call, earlier, completion=False)
+        assert (found.answered and found.answered.id, found.answered_tokens) == (call.parent, call.shared_tokens)
+        assert (found.furthest, found.shared_tokens) == furthest(call, earlier)
+        assert found.whole is whole(call, earlier)
 
 
-def longest(call: Call, earlier: list[Call], *, completion: bool) -> Call | None:
+def furthest(call: Call, earlier: list[Call]) -> tuple[Call | None, int]:
+    best, longest = None, 0
+    for each in earlier:
+        shared = shared_prefix(each.prompt_token_ids + each.completion_token_ids, call.prompt_token_ids)
+        if shared >= longest and shared > 0:
+            best, longest = each, shared
+    return best, longest
+
+
+def whole(call: Call, earlier: list[Call]) -> Call | None:
     best, size = None, -1
     for each in earlier:
-        begun = each.prompt_token_ids + (each.completion_token_ids if completion else [])
-        fits = call.prompt_token_ids[: len(begun)] == begun and (
-            completion or len(begun) < len(call.prompt_token_ids)
-        )
-        if fits and len(begun) >= size:
+        begun = each.prompt_token_ids + each.completion_token_ids
+        if call.prompt_token_ids[: len(begun)] == begun and len(begun) >= size:
             best, size = each, len(begun)
     return best
+
+
+def test_a_parent_is_continued_and_not_only_similar() -> None:
+    tree = Prefixes()
+    first, other, again, longer = (
+        Call(f"c{n}", n, prompt_token_ids=ids, completion_token_ids=sampled)
+        for n, (ids, sampled) in enumerate([([1, 2], [5]), ([1, 3], [6]), ([1, 2], [7]), ([1, 2, 5, 9], [8])])
+    )
+    assert [tree.add(call).answered for call in (first, other, again)] == [None, None, None]
+    found = tree.add(longer)
+    assert (found.answered, found.answered_tokens) == (first, 3)
 
 
 @given(CALLS, st.randoms(use_true_random=False))
@@ -61,7 +78,7 @@ def test_calls_that_end_in_another_order_are_linked_to_those_that_began_before(
     for call in ended:
         found = tree.add(call)
         link(call, sorted((each for each in known if usable(each, call)), key=lambda each: each.index))
-        assert (found.furthest and found.furthest.id, found.shared_tokens) == (call.parent, call.shared_tokens)
+        assert (found.answered and found.answered.id, found.answered_tokens) == (call.parent, call.shared_tokens)
         known.append(call)
 
 

@@ -163,7 +163,7 @@ def print_calls(calls: list[Call]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("call", "role", "prompt", "sampled", "finish", "seconds", "parent", "says"):
+    for name in ("call", "role", "caller", "prompt", "sampled", "finish", "seconds", "parent", "says"):
         table.add_column(name, justify="right" if name in ("prompt", "sampled", "seconds") else "left")
     for call in calls:
         seconds = "" if call.ended is None else f"{call.ended - call.started:.2f}"
@@ -171,6 +171,7 @@ def print_calls(calls: list[Call]) -> None:
         table.add_row(
             call.id,
             call.role,
+            call.caller,
             str(len(call.prompt_token_ids)),
             str(len(call.completion_token_ids)),
             Text(call.error or call.finish_reason or ""),
@@ -180,6 +181,11 @@ def print_calls(calls: list[Call]) -> None:
         )
     click.echo()
     Console(width=None if sys.stdout.isatty() else 160).print(table)
+    for told in dict.fromkeys((call.temperature, call.logprobs_kind) for call in calls):
+        click.echo(f"temperature: {'left to the endpoint' if told[0] is None else told[0]}, {told[1]} logprobs")
+    for call in calls:
+        if call.caller == "foreign":
+            click.echo(f"{call.id}: {call.untrainable_because}")
 
 
 def gist(call: Call) -> str:

@@ -168,6 +168,8 @@ def tell_report(report: Report, form: str, verb: str) -> None:
     if report.wrong:
         parts.append(f"{counted(report.wrong, 'thing')} wrong")
     note("; ".join(parts))
+    if report.foreign:
+        note(f"  {counted(report.foreign, 'call')} left out: made by another process than the agent's program")
     for reason, count in sorted(report.left_out.items(), key=lambda each: -each[1])[:10]:
         note(f"  {count} left out: {reason}")
 

@@ -57,12 +57,12 @@ class Node:
 
     call: Call
     parent: str | None = None
-    """The call that this prompt shares the longest beginning with."""
+    """The call that this one continues: this prompt begins with its whole prompt and goes on behind it, whatever
+    became of its completion. The same as `Call.parent`."""
     shared_tokens: int = 0
+    """How many leading tokens of this prompt are the parent's prompt and completion."""
     continues: str | None = None
     """The call that this one goes on from wholly."""
-    answers: str | None = None
-    """The call whose whole prompt this prompt begins with, whatever became of its completion."""
     children: list[str] = field(default_factory=list)
     """Calls whose `parent` this is."""
     label: Label = Label.MAIN
@@ -120,36 +120,36 @@ class _Building:
             return
         found = self._prefixes.add(call)
         self._link(node, found)
-        node.label = self._label(node)
-        if call.role is not Role.RETRIED and node.answers is not None:
-            answered = self.nodes[node.answers]
+        node.label = self._label(node, found.shared_tokens)
+        if call.role is not Role.RETRIED and node.parent is not None:
+            answered = self.nodes[node.parent]
             answered.drift = answered.drift or drift(answered.call, call.prompt_token_ids)
-            self._answered.add(node.answers)
+            self._answered.add(node.parent)
         if call.role is Role.AGENT:
             self._tip = node
 
     def _link(self, node: Node, found: Continued) -> None:
-        node.shared_tokens = found.shared_tokens
+        node.shared_tokens = found.answered_tokens
         node.continues = None if found.whole is None else found.whole.id
-        node.answers = None if found.answered is None else found.answered.id
-        if found.furthest is not None:
-            node.parent = found.furthest.id
-            self.nodes[found.furthest.id].children.append(node.call.id)
+        if found.answered is not None:
+            node.parent = found.answered.id
+            self.nodes[found.answered.id].children.append(node.call.id)
 
-    def _label(self, node: Node) -> Label:
+    def _label(self, node: Node, prefix: int) -> Label:
+        """`prefix` is how much of the prompt any earlier call began with, whether or not this one continues it."""
         call = node.call
         if call.role is not Role.AGENT:
             return label_of(call.role)
         if self._tip is None:
             return Label.MAIN
-        before = self.nodes.get(node.answers or "")
+        before = self.nodes.get(node.parent or "")
         if before is None:
             # The same prompt once more, or a beginning that only a part of an earlier prompt has.
-            again = node.shared_tokens == len(call.prompt_token_ids)
+            again = prefix == len(call.prompt_token_ids)
             return Label.BRANCH if again else Label.EDITED
         if before.call.id not in self._answered:
             return before.label if before.label in _INHERITED else Label.MAIN
-        return Label.EDITED if _comes_back(self._tip.call, call, node.shared_tokens) else Label.BRANCH
+        return Label.EDITED if _comes_back(self._tip.call, call, prefix) else Label.BRANCH
 
 
 _ROLES = {

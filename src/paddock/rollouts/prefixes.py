@@ -31,7 +31,10 @@ class Continued:
     """The call whose whole prompt and completion this prompt begins with; the longest such. Of several with the same
     tokens, one that can be trained on."""
     answered: Call | None = None
-    """The call whose whole prompt this longer prompt begins with, whatever became of its completion."""
+    """The call whose whole prompt this longer prompt begins with, whatever became of its completion: the one with the
+    longest prompt, and of several with that prompt the one whose completion comes back furthest."""
+    answered_tokens: int = 0
+    """How many leading tokens of this prompt are that call's prompt and completion."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +115,7 @@ def _continued(path: list[_Edge], call: Call) -> Continued:
     """What the calls that were added before have in common with the prompt that `path` spells."""
     size = depth = len(call.prompt_token_ids)
     furthest = whole = answered = None
-    shared = 0
+    shared = answered_tokens = 0
     for edge in reversed(path):
         if depth and furthest is None and edge.latest is not None:
             furthest = _latest_below(edge, call)
@@ -120,11 +123,22 @@ def _continued(path: list[_Edge], call: Call) -> Continued:
         if whole is None and edge.ends:
             whole = _latest([each for each in edge.ends if each.trainable], call) or _latest(edge.ends, call)
         if answered is None and edge.prompts and depth < size:
-            answered = _latest(edge.prompts, call)
+            answered, answered_tokens = _answered(edge.prompts, call)
         if furthest is not None and whole is not None and answered is not None:
             break
         depth -= len(edge.tokens)
-    return Continued(furthest, shared, whole, answered)
+    return Continued(furthest, shared, whole, answered, answered_tokens)
+
+
+def _answered(candidates: Sequence[Call], call: Call) -> tuple[Call | None, int]:
+    """Of calls with the same prompt, the one whose completion comes back furthest, and the latest of those."""
+    best, longest = None, 0
+    for each in sorted((each for each in candidates if _usable(each, call)), key=_order):
+        size, sampled = len(each.prompt_token_ids), each.completion_token_ids
+        shared = size + shared_prefix(sampled, call.prompt_token_ids[size : size + len(sampled)])
+        if shared >= longest:
+            best, longest = each, shared
+    return best, longest
 
 
 def _usable(earlier: Call, call: Call) -> bool:

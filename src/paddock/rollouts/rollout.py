@@ -37,7 +37,7 @@ from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.sandbox.base import SandboxSpec
 from paddock.rollouts.staging import archive, seal, stage
 from paddock.rollouts.task_needs import check_can_run
-from paddock.rollouts.trace import Call, Event, Level, Role
+from paddock.rollouts.trace import Call, Caller, Event, Level, Role
 from paddock.rollouts.unhurried import unhurried
 from paddock.rollouts.verifier import Verdict, verify
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from paddock.rollouts.capture import Upstream
     from paddock.rollouts.plan import Plan
     from paddock.rollouts.sandbox.base import Sandbox
+    from paddock.rollouts.sandbox.callers import CallerFinder
     from paddock.rollouts.store import Store
     from paddock.rollouts.task import Task
 
@@ -229,7 +230,7 @@ class Rollout:
             timeout=self._timeouts.sandbox,
         )
 
-    def _make_capture(self, *, deadline: float | None = None) -> Capture:
+    def _make_capture(self, *, deadline: float | None = None, callers: CallerFinder | None = None) -> Capture:
         """What stands between the agent and the model; from here on its key is masked too."""
         plan = self.plan
         settings = CaptureSettings(
@@ -252,12 +253,15 @@ class Rollout:
             on_call=self._keep_call,
             classify=plan.agent.classify,
             secrets=plan.secrets,
+            callers=callers,
+            callers_unknown=f"the {plan.sandbox} backend does not tell which process calls",
         )
         self._mask = Mask.of_endpoint(plan.endpoint, (capture.secret, *plan.secrets))
         return capture
 
     async def _run_agent(self, sandbox: Sandbox) -> AgentExit:
-        capture = self._make_capture()
+        callers = await sandbox.caller_finder()
+        capture = self._make_capture(callers=callers)
         listener, port = await sandbox.expose(PORT)
         assignment = Assignment(
             instruction=sandbox.localize(self.task.instruction),
@@ -273,6 +277,8 @@ class Rollout:
                     return await self._follow_agent(sandbox, assignment)
             finally:
                 await unhurried(self._stop_agent(capture, sandbox))
+                if callers is not None:
+                    callers.close()
 
     async def _follow_agent(self, sandbox: Sandbox, assignment: Assignment) -> AgentExit:
         limit = self._agent_seconds
@@ -410,7 +416,8 @@ class Rollout:
 
     def _count_calls(self) -> None:
         calls = [call for call in self.calls if call.ended is not None]
-        sampled = [call for call in calls if call.role in (Role.AGENT, Role.SUBAGENT) and call.ok]
+        policy = [call for call in calls if call.caller is not Caller.FOREIGN]
+        sampled = [call for call in policy if call.role in (Role.AGENT, Role.SUBAGENT) and call.ok]
         record = self.record
         record.calls = len(calls)
         record.trainable_calls = sum(call.trainable for call in calls)

@@ -22,7 +22,29 @@ class Role(StrEnum):
     TITLE = "title"
     COMPACTION = "compaction"
     RETRIED = "retried"
-    """The agent asked the same again, so this answer is not part of what it did."""
+    """The answer did not reach the agent completely, and the agent asked the same again."""
+
+
+class Caller(StrEnum):
+    """Which process made a call."""
+
+    AGENT = "agent"
+    """The agent's own program: its launcher, its binary, and forks of it."""
+    FOREIGN = "foreign"
+    """Another process in the sandbox, such as one that the agent's shell started. Never trained on."""
+    UNKNOWN = "unknown"
+    """The sandbox backend cannot tell."""
+
+
+class LogprobsKind(StrEnum):
+    """Which distribution the logprobs of a call belong to. At temperature 1 both are the same."""
+
+    RAW = "raw"
+    """The model's own, before the temperature."""
+    PROCESSED = "processed"
+    """The one that was sampled from, after the temperature."""
+    UNKNOWN = "unknown"
+    """The endpoint does not say."""
 
 
 class Level(StrEnum):
@@ -85,9 +107,19 @@ class Call:
     level: Level = Level.TEXT
 
     parent: str | None = None
-    """The call whose prompt and completion this prompt continues furthest, by exact tokens."""
+    """The call that this one continues: this prompt begins with the parent's whole prompt and goes on behind it, by
+    exact tokens. Of several such calls the one with the longest prompt. None if it continues none."""
     shared_tokens: int = 0
     """How many leading tokens of this prompt are the parent's prompt and completion."""
+
+    caller: Caller = Caller.UNKNOWN
+    caller_reason: str | None = None
+    """Of a foreign caller, which process it was; of an unknown one, why it is unknown."""
+    temperature: float | None = None
+    """As it was sent to the endpoint. None left it to the endpoint."""
+    logprobs_kind: LogprobsKind = LogprobsKind.UNKNOWN
+    token_problem: str | None = None
+    """Why the tokens that the endpoint returned cannot be used; None if they can, or if it returned none."""
 
     @property
     def ok(self) -> bool:
@@ -100,17 +132,29 @@ class Call:
     @property
     def untrainable_because(self) -> str | None:
         """Why a trainer must not use this call; None if it may."""
+        if self.caller is Caller.FOREIGN:
+            return f"another process than the agent's program made it: {self.caller_reason or 'not known which'}"
         if self.role is Role.RETRIED:
-            return "the agent asked again and dropped this answer"
+            return "its answer did not reach the agent completely, and the agent asked again"
         if self.aborted:
             return "the call was aborted"
         if self.error is not None:
             return "the call failed"
+        if self.token_problem is not None:
+            return self.token_problem
         if not self.completion_token_ids or not self.prompt_token_ids:
             return "the endpoint returned no token ids"
         if len(self.completion_token_ids) != len(self.logprobs):
             return "token ids and logprobs differ in number"
         return None
+
+
+def sent_temperature(call: Call) -> float | None:
+    """What the endpoint was told. Stores of before version 3 kept it only with the fields that were sent."""
+    told = call.temperature
+    if told is None:
+        told = (call.forwarded or call.request).get("temperature")
+    return float(told) if isinstance(told, int | float) and not isinstance(told, bool) else None
 
 
 @dataclass(slots=True)
@@ -135,15 +179,18 @@ def shared_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def link(call: Call, earlier: Sequence[Call]) -> None:
-    """Set `parent` and `shared_tokens`: the call that this prompt continues furthest."""
+    """Set `parent` and `shared_tokens`: the call that this one continues."""
     best: Call | None = None
-    longest = 0
+    longest = (0, 0)
     for other in earlier:
-        if other.id == call.id or not other.prompt_token_ids:
+        size = len(other.prompt_token_ids)
+        if other.id == call.id or not 0 < size < len(call.prompt_token_ids):
             continue
-        sequence = other.prompt_token_ids + other.completion_token_ids
-        shared = shared_prefix(sequence, call.prompt_token_ids)
-        if shared >= longest and shared > 0:
+        if call.prompt_token_ids[:size] != other.prompt_token_ids:
+            continue
+        came = call.prompt_token_ids[size : size + len(other.completion_token_ids)]
+        shared = (size, size + shared_prefix(other.completion_token_ids, came))
+        if shared >= longest:
             best, longest = other, shared
     call.parent = best.id if best else None
-    call.shared_tokens = longest
+    call.shared_tokens = longest[1]

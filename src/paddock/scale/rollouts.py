@@ -19,7 +19,7 @@ from paddock.errors import ConfigError, SandboxError, StoreError
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.rollout import Rollout
-from paddock.rollouts.trace import Call, Event, Level, Role
+from paddock.rollouts.trace import Call, Caller, Event, Level, LogprobsKind, Role
 from paddock.rollouts.unhurried import unhurried
 from paddock.rollouts.weights import Weights
 from paddock.scale.cluster import Resources, connect, disconnect, ray_module
@@ -276,7 +276,8 @@ class PlacedRollout(Rollout):
 
 
 def call_of(values: dict[str, Any]) -> Call:
-    return Call(**{**values, "role": Role(values["role"]), "level": Level(values["level"])})
+    kinds = {"role": Role, "level": Level, "caller": Caller, "logprobs_kind": LogprobsKind}
+    return Call(**{**values, **{name: kind(values[name]) for name, kind in kinds.items()}})
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.rollouts.graph import Graph
 from paddock.rollouts.store import blobs, calls, light
 from paddock.rollouts.store.packing import unpack_ids
-from paddock.rollouts.trace import Call, Level, Role
+from paddock.rollouts.trace import Call, Caller, Level, LogprobsKind, Role
 from paddock.web import speech
 from paddock.web.answers import NotFound
 
@@ -120,6 +120,9 @@ def _row(head: Head, node: Node | None) -> dict[str, Any]:
         "engine": values["engine"],
         "model": values["model"],
         "level": values["level"],
+        "caller": values.get("caller", Caller.UNKNOWN),
+        "temperature": values.get("temperature"),
+        "logprobs_kind": values.get("logprobs_kind", LogprobsKind.UNKNOWN),
         "trainable": reason is None,
         "untrainable_because": reason,
         "mean_logprob": None
@@ -138,6 +141,9 @@ def untrainable_because(head: Head) -> str | None:
         error=head.values["error"],
         aborted=head.values["aborted"],
         level=Level(head.values["level"]),
+        caller=Caller(head.values.get("caller", Caller.UNKNOWN)),
+        caller_reason=head.values.get("caller_reason"),
+        token_problem=head.values.get("token_problem"),
         prompt_token_ids=[0] if head.prompt_tokens else [],
         completion_token_ids=[0] if head.completion_tokens else [],
         logprobs=[0.0] if head.completion_tokens and head.logprob_sum is not None else [],

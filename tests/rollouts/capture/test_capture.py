@@ -252,3 +252,26 @@ def test_a_large_body_passes() -> None:
             assert len(r.model.bodies[0]["messages"][0]["content"]) == 3_000_000
 
     run(body())
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind"), [("vllm", "raw"), ("sglang", "processed"), ("llamacpp", "raw"), ("x", "unknown")]
+)
+def test_the_temperature_and_the_kind_of_logprobs_are_kept(engine: str, kind: str) -> None:
+    async def body() -> None:
+        async with rig(Scripted(engine=engine), temperature=0.5) as r:
+            await r.ask(temperature=0.9)
+            call = await r.last()
+            assert r.model.bodies[0]["temperature"] == 0.5
+            assert (call.temperature, call.logprobs_kind) == (0.5, kind)
+
+    run(body())
+
+
+def test_a_temperature_that_is_left_to_the_endpoint_is_none() -> None:
+    async def body() -> None:
+        async with rig(Scripted(), temperature=None) as r:
+            await r.ask()
+            assert (await r.last()).temperature is None
+
+    run(body())

@@ -1,12 +1,15 @@
 """What each call was for."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
+
+import pytest
 
 from paddock.rollouts.capture.roles import Roles
 from paddock.rollouts.trace import Role
 from rollouts.capture.rig import TOOLS, rig, run
-from rollouts.capture.scripted import Scripted, ok
+from rollouts.capture.scripted import Scripted, ok, status
 
 USER = {"role": "user", "content": "do it"}
 SAID = {"role": "assistant", "content": "done"}
@@ -29,7 +32,8 @@ def test_an_agent_with_tools_and_its_side_calls() -> None:
     assert tell(roles, USER, SAID, USER) is Role.AGENT
     assert tell(roles, system("Summarise"), USER, SAID, USER, tools=False) is Role.COMPACTION
     assert tell(roles, system("Write a summary"), USER, tools=False) is Role.COMPACTION
-    assert tell(roles, USER, tools=False) is Role.TITLE
+    assert tell(roles, USER, tools=False) is Role.AGENT
+    assert tell(roles, USER, SAID, USER, tools=False) is Role.AGENT
     assert tell(roles, USER, session="other") is Role.SUBAGENT
     assert tell(roles, USER) is Role.AGENT
 
@@ -81,17 +85,59 @@ def test_a_classifier_of_the_agents_own_goes_first_and_may_fall_back() -> None:
     run(body())
 
 
-def test_the_same_messages_again_make_the_earlier_call_retried() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_prompt_sampled_five_times_gives_five_answers_to_train_on(stream: bool) -> None:
     async def body() -> None:
         async with rig(Scripted(ok())) as r:
-            await r.post(b'{"messages":[{"role":"user","content":"a"}]}')
-            await r.post(b'{"messages":[{"content":"a", "role":"user"}]}')
-            await r.post(b'{"messages":[{"role":"user","content":"a"}]}', headers={"x-session-id": "elsewhere"})
-            await r.last()
-            assert [call.role for call in r.capture.calls] == [Role.RETRIED, Role.AGENT, Role.AGENT]
-            assert [call.id for call in r.kept] == ["c0", "c0", "c1", "c2"]
-            assert r.capture.calls[1].parent is None
-            assert r.capture.calls[2].parent == "c1"
+            await asyncio.gather(*(r.ask("vote", stream=stream) for _ in range(3)))
+            for _ in range(2):
+                await r.ask("vote", stream=stream)
+            await r.until(lambda: len(r.kept) == 5)
+            assert [(call.role, call.trainable, call.parent) for call in r.kept] == [(Role.AGENT, True, None)] * 5
+            assert len({call.id for call in r.kept}) == 5
+
+    run(body())
+
+
+def test_an_answer_that_was_cut_off_is_retried_once_the_same_is_asked_again() -> None:
+    async def body() -> None:
+        release = asyncio.Event()
+
+        async def slow(server: Scripted, request: Any, asked: dict[str, Any]) -> Any:
+            await release.wait()
+            return await ok()(server, request, asked)
+
+        async with rig(Scripted(slow, ok())) as r:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await r.ask("once")
+            await r.until(lambda: len(r.kept) == 1)
+            assert (r.kept[0].role, r.kept[0].aborted) == (Role.AGENT, True)
+            await r.ask("once")
+            await r.until(lambda: len(r.kept) == 3)
+            release.set()
+            assert [(call.id, call.role) for call in r.kept[1:]] == [("c0", Role.RETRIED), ("c1", Role.AGENT)]
+            assert [call.trainable for call in r.capture.calls] == [False, True]
+
+    run(body())
+
+
+def test_a_call_that_breaks_after_the_same_was_asked_again_is_retried() -> None:
+    async def body() -> None:
+        broken = asyncio.Event()
+
+        async def breaks(server: Scripted, request: Any, asked: dict[str, Any]) -> Any:
+            await broken.wait()
+            return await status(400)(server, request, asked)
+
+        async with rig(Scripted(breaks, ok())) as r:
+            first = asyncio.create_task(r.ask("twice"))
+            await r.until(lambda: bool(r.capture.calls))
+            await r.ask("twice")
+            broken.set()
+            await first
+            await r.until(lambda: len(r.kept) == 2)
+            assert [(call.id, call.role) for call in r.kept] == [("c1", Role.AGENT), ("c0", Role.RETRIED)]
 
     run(body())
 

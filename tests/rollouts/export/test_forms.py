@@ -1,5 +1,6 @@
 """Every form, in its written shape: lengths fit, masks are derived, and nothing unscored slips in."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from paddock.rollouts.export import FORMS, load_form
 from paddock.rollouts.export.policy import Policy
 from paddock.rollouts.export.samples import samples
 from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.trace import Call, Role
+from paddock.rollouts.trace import Call, Caller, LogprobsKind, Role
 from rollouts.export.rollouts import END, call, conversation, forked, record
 
 TRAINED = [form for form in FORMS if form != "replay"]
@@ -51,6 +52,24 @@ def test_nothing_to_train_on_is_nothing(form: str) -> None:
         assert masks == [0, 0]
     else:
         assert exported(form, calls) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_tells_the_temperature_and_which_logprobs_it_has(form: str) -> None:
+    calls = conversation(2, forwarded={}, temperature=0.625, logprobs_kind=LogprobsKind.PROCESSED)
+    text = json.dumps(exported(form, calls))
+    assert "0.625" in text
+    assert "processed" in text
+
+
+@pytest.mark.parametrize("form", TRAINED)
+def test_a_call_of_another_process_is_left_out(form: str) -> None:
+    foreign = call(3, [7, 7], [4321, END], caller=Caller.FOREIGN, caller_reason="curl")
+    document = json.dumps(exported(form, [*conversation(2), foreign]))
+    if form not in ("atif", "verifiers"):
+        assert "4321" not in document
+    assert [*samples(record(), [foreign])] == []
+    assert Policy().refusals([foreign]) == ["another process than the agent's program made it: curl"]
 
 
 def test_an_unknown_form_names_the_others() -> None:

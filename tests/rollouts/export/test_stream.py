@@ -132,7 +132,7 @@ def test_a_check_tells_what_is_left_out(store: Store) -> None:
     report = check(store, "jsonl", tell=told.append)
     assert report.wrong == 0
     assert [(each.rollout_id, each.kind, each.text) for each in told] == [
-        ("r1", "call", "c4: the agent asked again and dropped this answer"),
+        ("r1", "call", "c4: its answer did not reach the agent completely, and the agent asked again"),
         ("r1", "call", "c6: its role is title"),
         ("r2", "left out", "it has no reward: it hung"),
         ("r4", "left out", "none of its calls can be trained on: the call was aborted"),

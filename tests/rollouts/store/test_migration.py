@@ -8,8 +8,10 @@ import zstandard
 
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.store import Store, figures, light, rows, schema, search
+from paddock.rollouts.store import Store, bulk, figures, light, rows, schema, search
+from paddock.rollouts.store.packing import decode, encode, squeeze, unsqueeze
 from paddock.rollouts.store.search import Search
+from paddock.rollouts.trace import Call, sent_temperature
 
 from .children import go, running, start
 
@@ -131,6 +133,29 @@ def test_several_processes_may_migrate_at_once(folder: Path) -> None:
         go(children)
     with Store.open(folder) as store:
         assert store.ask(search.count, Search()) == store.count() == 7
+
+
+def test_calls_of_before_have_no_caller_and_the_temperature_that_was_sent(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.begin(RolloutRecord("r-two", "task"))
+        sent = {"temperature": 0.5}
+        store.save_call("r-two", Call("c0", 0, prompt_token_ids=[1], completion_token_ids=[2], forwarded=sent))
+    connection = sqlite3.connect(tmp_path / "store.db")
+    head, brief = connection.execute("SELECT head, brief FROM calls").fetchone()
+    names = ("caller", "caller_reason", "temperature", "logprobs_kind", "token_problem")
+    values = {name: value for name, value in decode(unsqueeze(head)).items() if name not in names}
+    connection.execute("UPDATE calls SET head = ?, brief = ?", (squeeze(encode(values)), encode(decode(brief)[:-4])))
+    connection.execute("PRAGMA user_version = 2")
+    connection.commit()
+    connection.close()
+    with Store.open(tmp_path, read_only=True) as store:
+        assert store.is_current
+        [whole] = store.calls("r-two")
+        [(_, [sampled])] = store.ask(bulk.read, [1])
+        for call in (whole, sampled):
+            assert (call.caller, call.logprobs_kind, sent_temperature(call)) == ("unknown", "unknown", 0.5)
+    with Store.open(tmp_path):
+        assert version(tmp_path) == schema.VERSION
 
 
 def test_figures_follow_every_change(tmp_path: Path) -> None:

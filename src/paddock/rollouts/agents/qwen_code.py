@@ -16,6 +16,7 @@ from paddock.rollouts.agents.base import Agent, AgentRun, Assignment, Installed,
 from paddock.rollouts.agents.install import NODE_COMMAND, install_npm_bundle
 from paddock.rollouts.agents.notes import read_notes
 from paddock.rollouts.agents.stream_json import StreamJsonRun
+from paddock.rollouts.capture.roles import system_prompt
 from paddock.rollouts.sandbox.base import Command
 from paddock.rollouts.trace import Role
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 PACKAGE = "@qwen-code/qwen-code"
 INSIDE = PurePosixPath("/opt/qwen-code")
 PROGRAM = str(INSIDE / "node_modules" / PACKAGE / "cli.js")
+MAIN = "You are Qwen Code, "
+"""How the system prompt of its own conversation begins."""
 MINUTES_15 = 900_000
 KEPT = ("*.js", "chunks", "locales", "package.json", "vendor/tree-sitter", "vendor/ripgrep/*-linux")
 """What runs here; the rest is a web page, skills that need a network, and programs of other systems."""
@@ -73,8 +76,10 @@ class QwenCode(Agent):
         return StreamJsonRun(job, assignment.instruction, report)
 
     def classify(self, body: dict[str, Any], headers: Mapping[str, str]) -> Role | None:
-        """Without tools, it sums up a conversation that became too long."""
-        return None if body.get("tools") else Role.COMPACTION
+        """Its sub-agents have tools and another system prompt. Without tools, it sums up a conversation."""
+        if not body.get("tools"):
+            return Role.COMPACTION
+        return Role.AGENT if system_prompt(body).startswith(MAIN) else Role.SUBAGENT
 
 
 def spoken(instruction: str) -> bytes:

@@ -164,22 +164,30 @@ class Answer:
         return message
 
     @property
-    def lost_ids(self) -> bool:
-        """The engine counted more tokens than it named: without the one that ended the answer, none are of use."""
-        told = self.usage.get("completion_tokens")
-        return self.finish_reason is not None and isinstance(told, int) and 0 < len(self.completion_ids) < told
+    def token_problem(self) -> str | None:
+        """Why the ids cannot be those of the answer: the engine counted another number of tokens than it named.
+
+        With fewer, the end of the answer is missing; with more, some belong to something else.
+        """
+        counted, named = self.usage.get("completion_tokens"), len(self.completion_ids)
+        is_counted = isinstance(counted, int) and not isinstance(counted, bool)
+        if self.finish_reason is None or not named or not is_counted or counted == named:
+            return None
+        return f"the endpoint counted {counted} sampled tokens in its usage, and returned {named} token ids"
 
     @property
     def level(self) -> Level:
         """What really came back."""
         counted = len(self.logprobs)
-        if self.prompt_ids and self.completion_ids and not self.lost_ids and len(self.completion_ids) == counted:
+        named = len(self.completion_ids)
+        if self.prompt_ids and named and self.token_problem is None and named == counted:
             return Level.TOKENS
         return Level.LOGPROBS if counted else Level.TEXT
 
     def apply(self, call: Call) -> None:
         """Write all that was read into the call."""
-        if self.lost_ids:
+        call.token_problem, call.level = self.token_problem, self.level
+        if call.token_problem is not None:
             self.completion_ids = []
         call.prompt_token_ids = self.prompt_ids
         call.completion_token_ids = self.completion_ids
@@ -193,7 +201,6 @@ class Answer:
         if self.first_version is not None:
             # Where the engine tells, what others say is not compared with it: they may count otherwise.
             call.admitted_version = None if self.first_version == self.weight_version else self.first_version
-        call.level = self.level
 
 
 def entry_id(entry: Mapping[str, Any]) -> int | None:

@@ -115,14 +115,19 @@ class Exchange:
     times: CallTimes = field(default_factory=CallTimes)
     _answer: Answer = field(init=False)
     _delivered: bool = False
-    """The agent has all that matters of the answer."""
+    """The agent has the whole answer."""
     _passed: bool = False
-    """The agent has some of the answer."""
+    """The writer has taken some of the answer, so no other attempt can take its place."""
     _engine: Engine = field(init=False)
     _prompt_ids: asyncio.Task[list[int]] | None = None
 
     def __post_init__(self) -> None:
+        self._begin_answer()
+
+    def _begin_answer(self) -> None:
+        """Each attempt has an answer of its own: nothing of an attempt that failed may stand in the next one."""
         self._answer = Answer(strip=self.settings.transparent)
+        self.call.first_token = None
 
     @property
     def wants_stream(self) -> bool:
@@ -141,8 +146,7 @@ class Exchange:
             self.call.error = self.mask.text(f"{type(error).__name__}: {error}")
             raise
         finally:
-            if self._prompt_ids is not None:
-                self._prompt_ids.cancel()
+            self._forget_prompt_ids()
             self._answer.tell_version(self.settings.weights.current(), engine=False)
             self._answer.apply(self.call)
 
@@ -191,6 +195,7 @@ class Exchange:
                     better = lesson(shaped, lessons, failure.status, complaint)
                 if better is not None:
                     lessons, changed = better, changed + 1
+                    self._forget_prompt_ids()
                     self._note(failure, started)
                     continue
                 failed += 1
@@ -200,7 +205,6 @@ class Exchange:
                     return await self._fail(failure)
                 self._note(failure, started)
                 self.times.pause()
-                self._answer = Answer(strip=self.settings.transparent)
                 await asyncio.sleep(wait)
             else:
                 # Only a success proves that the fields left out were the ones refused.
@@ -218,10 +222,14 @@ class Exchange:
             room=self.room,
         )
         self.call.forwarded = self.mask.value(shaped.parameters)
+        told = shaped.body.get("temperature")
+        self.call.temperature = float(told) if isinstance(told, int | float) else None
+        self.call.logprobs_kind = self._engine.logprobs_kind
         return shaped
 
     async def _attempt(self, shaped: Shaped) -> None:
         idle = self.settings.idle_timeout if shaped.streams else self.settings.unary_timeout
+        self._begin_answer()
         self._ask_for_prompt_ids(shaped)
         self.call.status = None
         self.call.admitted_version = self.settings.weights.current()
@@ -247,35 +255,52 @@ class Exchange:
     # -- answers ------------------------------------------------------------------------------------
 
     async def _pass_stream(self, answered: Answered) -> None:
+        """Pass events on as they come. How they are cut into reads makes no difference: what comes before a broken
+        event is passed on before the attempt fails, also if both came in one read."""
         reader, done = EventReader(), False
         held: list[tuple[bytes, dict[str, Any], bool]] = []
         async for piece in answered.pieces():
             if not piece.startswith(b":"):  # a comment keeps the connection open, and is no answer
                 self.times.hear()
-            for data in read_events(reader, piece):
-                if data == DONE:
-                    done = True
-                    break
-                chunk = read_chunk(data)
-                held.append((data, chunk, self._take(chunk)))
-                if self.call.first_token is None and self._answer.says_something:
-                    self.call.first_token = time.time()
+            failure: Failure | None = None
+            try:
+                done = self._take_events(read_events(reader, piece), held)
+            except Failure as error:
+                failure = error
             # An opening is held back: until the answer says something, a broken attempt can be repeated.
-            if self._answer.says_something:
-                finished = self._answer.finish_reason is not None
-                if out := self._write(held, end=done and finished):
-                    self._passed = True
-                    await self.reply.send(out)
-                held.clear()
-                self._delivered = finished
+            if self._answer.says_something and (held or done):
+                await self._send_held(held, done=done)
+            if failure is not None:
+                raise failure
             if done:
                 break
         if self._answer.finish_reason is None:
             raise Failure("the endpoint ended its stream in the middle of an answer", status=answered.status)
         if not done:
             await self.reply.send(self._write([], end=True))
+            self._delivered = True
         await self.reply.end()
         await answered.drain()
+
+    def _take_events(self, events: list[bytes], held: list[tuple[bytes, dict[str, Any], bool]]) -> bool:
+        """Read events into the answer and into `held`. True if the last of the stream is among them."""
+        for data in events:
+            if data == DONE:
+                return True
+            chunk = read_chunk(data)
+            held.append((data, chunk, self._take(chunk)))
+            if self.call.first_token is None and self._answer.says_something:
+                self.call.first_token = time.time()
+        return False
+
+    async def _send_held(self, held: list[tuple[bytes, dict[str, Any], bool]], *, done: bool) -> None:
+        finished = self._answer.finish_reason is not None
+        self._passed = True
+        out = self._write(held, end=done and finished)
+        held.clear()
+        if out:
+            await self.reply.send(out)
+        self._delivered = finished and (done or self.writer.finish_completes)
 
     def _write(self, held: list[tuple[bytes, dict[str, Any], bool]], *, end: bool) -> bytes:
         out = bytearray()
@@ -297,12 +322,12 @@ class Exchange:
             raise Failure("the endpoint's answer holds no choice", status=answered.status)
         self._take(document)
         self.call.first_token = time.time()
+        self._passed = True
         try:
             written = self.writer.replay(document) if self.wants_stream else self.writer.document(document)
         except MISSHAPEN as error:
             raise misshapen(error) from error
         if self.wants_stream:
-            self._passed = True
             await self.reply.send(written)
             self._delivered = True
             await self.reply.end()
@@ -344,6 +369,12 @@ class Exchange:
             return await self.upstream.ask(self.endpoint, path, document)
 
         self._prompt_ids = asyncio.create_task(self._find_prompt_ids(question(ask, shaped.body)))
+
+    def _forget_prompt_ids(self) -> None:
+        """Without a field that the endpoint refused, the prompt may be another one."""
+        if self._prompt_ids is not None:
+            self._prompt_ids.cancel()
+            self._prompt_ids = None
 
     async def _find_prompt_ids(self, question: Any) -> list[int]:
         try:

@@ -32,6 +32,11 @@ class Ledger:
         self._mask = mask
         self._log = log
         self._latest: dict[tuple[str | None, bytes], Call] = {}
+        """By session and messages."""
+        self._unanswered: dict[tuple[str | None, bytes], list[Call]] = {}
+        """Calls that ended without a complete answer, and that nobody has asked again yet."""
+        self._keys: dict[str, tuple[str | None, bytes]] = {}
+        """By call, its session and messages."""
         self._prefixes = Prefixes()
         self._one_write = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
@@ -39,29 +44,52 @@ class Ledger:
     def begin(
         self, role: Role, session: str | None, request: dict[str, Any], mark: bytes, dialect: str = "chat"
     ) -> Call:
-        """A new call. An earlier one of the same session with the same messages becomes RETRIED."""
+        """A new call. Earlier ones of the same session with the same messages become RETRIED, if they have ended
+        without a complete answer."""
         index = len(self.calls)
         call = Call(f"c{index}", index, dialect, role, session, request, started=time.time())
-        earlier = self._latest.get((session, mark))
-        self._latest[session, mark] = call
+        key = self._keys[call.id] = (session, mark)
+        self._latest[key] = call
+        for earlier in self._unanswered.pop(key, ()):
+            self._retry(earlier, call)
+            self._write(earlier)
         self.calls.append(call)
-        if earlier is not None and earlier.role is not Role.TITLE:
-            earlier.role = Role.RETRIED
-            self._log(f"{earlier.id} asked again as {call.id}")
-            if earlier.ended is not None:
-                self._write(earlier)
         return call
+
+    def _retry(self, call: Call, following: Call) -> None:
+        call.role = Role.RETRIED
+        self._log(f"{call.id} asked again as {following.id}")
 
     async def finish(self, call: Call) -> None:
         """Close the call and hand it on. Cancelled, it still comes to its end; `settle` waits for that."""
         call.ended = time.time()
         self._hide_secrets(call)
+        self._decide(call)
         if call.prompt_token_ids:
             found = self._prefixes.add(call)
-            call.parent = None if found.furthest is None else found.furthest.id
-            call.shared_tokens = found.shared_tokens
+            call.parent = None if found.answered is None else found.answered.id
+            call.shared_tokens = found.answered_tokens
         self._log(summary(call))
         await asyncio.shield(self._write(call))
+
+    def rewrite(self, call: Call) -> None:
+        """Hand a call on again that has changed since it ended."""
+        if call.ended is not None:
+            self._write(call)
+
+    def _decide(self, call: Call) -> None:
+        """Whether a call that has ended was asked again while it ran, or may be later.
+
+        An answer that reached the agent completely counts as used, however often the same is asked: agents sample one
+        prompt several times on purpose, and start equal sub-agents.
+        """
+        if call.ok or call.role is Role.TITLE:
+            return
+        key = self._keys[call.id]
+        if self._latest[key] is not call:
+            self._retry(call, self._latest[key])
+        else:
+            self._unanswered.setdefault(key, []).append(call)
 
     async def settle(self) -> None:
         """Wait until everything handed on was taken, or whoever takes it has clearly hung."""

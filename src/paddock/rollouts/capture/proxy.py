@@ -19,6 +19,7 @@ from aiohttp import web
 from paddock.errors import ModelError
 from paddock.rollouts.blame import CallSummary, endpoint_failure
 from paddock.rollouts.capture import budget
+from paddock.rollouts.capture.callers import AgentProgram
 from paddock.rollouts.capture.counting import count_tokens
 from paddock.rollouts.capture.dialects import Interpreter
 from paddock.rollouts.capture.dialects.base import JSON, plain_answer
@@ -29,7 +30,8 @@ from paddock.rollouts.capture.reply import HttpReply
 from paddock.rollouts.capture.roles import SESSION_HEADERS, Roles, session_of
 from paddock.rollouts.capture.shaping import constraint
 from paddock.rollouts.masking import Mask
-from paddock.rollouts.trace import Role
+from paddock.rollouts.sandbox.callers import Holders
+from paddock.rollouts.trace import Caller, Role
 
 if TYPE_CHECKING:
     import socket
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from paddock.rollouts.capture.settings import CaptureSettings
     from paddock.rollouts.capture.upstream import Upstream
     from paddock.rollouts.models.endpoint import Endpoint
+    from paddock.rollouts.sandbox.callers import CallerFinder
     from paddock.rollouts.trace import Call
 
     Classify = Callable[[dict[str, Any], Mapping[str, str]], Role | None]
@@ -50,6 +53,8 @@ IDLE_AGENT_SECONDS = 3600.0
 """An agent's tool may run for long, and the agent expects its connection to be there afterwards."""
 STOP_SECONDS = 5.0
 SHUTDOWN_SECONDS = 0.1
+IDENTIFY_SECONDS = 5.0
+"""For the search for the process that made a call. Takes about a millisecond on a machine with time to spare."""
 SERVED = "/v1/chat/completions, /v1/responses, /v1/messages or /v1beta/models/NAME:generateContent"
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 SPENT = {
@@ -71,6 +76,8 @@ class Capture:
         on_call: Callable[[Call], Awaitable[None]],
         classify: Classify | None = None,
         secrets: tuple[str, ...] = (),
+        callers: CallerFinder | None = None,
+        callers_unknown: str = "nobody can tell which process called",
     ) -> None:
         self.endpoint = endpoint
         self.settings = settings
@@ -82,6 +89,11 @@ class Capture:
         self._classify = classify
         self._interpreter = Interpreter()
         self._roles = Roles()
+        self._callers = callers
+        self._callers_unknown = callers_unknown
+        """Why no caller is known, where there is no finder."""
+        self._program = AgentProgram()
+        self._identified: list[tuple[asyncio.Transport, Holders]] = []
         self._mask = Mask.of_endpoint(endpoint, (self.secret, *secrets))
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._ledger = Ledger(on_call, self._mask, self._note)
@@ -214,7 +226,9 @@ class Capture:
         mark = fingerprint(asked.chat["messages"])
         call = self._ledger.begin(role, session_of(request.headers), recorded, mark, dialect.name)
         self._granted[call.id] = room
-        reply = HttpReply(request, writer, self.settings.keep_alive if asked.stream else None, self._note)
+        identified = self._identify(request, call)
+        keep_alive = self.settings.keep_alive if asked.stream else None
+        reply = HttpReply(request, writer, keep_alive, self._note, identified)
         exchange = Exchange(
             call=call,
             body=asked.chat,
@@ -235,11 +249,50 @@ class Capture:
         finally:
             exchange.times.ended = time.monotonic()
             reply.close()
+            if identified is not None:
+                await asyncio.shield(identified)
             self._conclude(exchange)
             await self._ledger.finish(call)
         if reply.response is None:
             raise asyncio.CancelledError
         return reply.response
+
+    def _identify(self, request: web.BaseRequest, call: Call) -> asyncio.Future[None] | None:
+        """Label the call by the processes that hold its connection now, while the caller waits for its answer.
+
+        What is returned is done when the label is there; None if it is there already."""
+        finder, connection = self._callers, request.transport
+        if finder is None:
+            call.caller_reason = self._callers_unknown
+            return None
+        first = all(each.first_token is None for each in self.calls)
+        known = next((holders for other, holders in self._identified if other is connection), None)
+        ends: list[Any] = [connection and connection.get_extra_info(name) for name in ("peername", "sockname")]
+        if known is None and None not in ends:
+            known = finder.find_known(ends[0][:2], ends[1][:2])
+            if known is None:
+                return asyncio.ensure_future(self._search(finder, connection, ends, call, first))
+        self._label(call, known or Holders(), first)
+        return None
+
+    async def _search(self, finder: CallerFinder, connection: Any, ends: list[Any], call: Call, first: bool) -> None:
+        found = Holders()
+        try:
+            async with asyncio.timeout(IDENTIFY_SECONDS):
+                found = await asyncio.to_thread(finder.find, ends[0][:2], ends[1][:2])
+        except (OSError, TimeoutError) as error:
+            self._note(f"{call.id}: its caller could not be identified: {type(error).__name__}: {error}")
+        # Where nobody else can come to hold it, a connection is searched for once.
+        if found.lineages and found.is_private:
+            self._identified = [each for each in self._identified if not each[0].is_closing()]
+            self._identified.append((connection, found))
+        self._label(call, found, first)
+
+    def _label(self, call: Call, holders: Holders, first: bool) -> None:
+        for changed in self._program.add(call, holders.lineages, first=first):
+            self._ledger.rewrite(changed)
+        if call.caller is Caller.FOREIGN:
+            self._note(f"{call.id} was not made by the agent's program: {call.caller_reason}")
 
     def _conclude(self, exchange: Exchange) -> None:
         if exchange.call.aborted and self._seconds_left() == 0.0:

@@ -16,16 +16,25 @@ if TYPE_CHECKING:
 
 
 class HttpReply:
-    """One response. A streaming agent that hears nothing for `keep_alive` seconds gets something empty."""
+    """One response. A streaming agent that hears nothing for `keep_alive` seconds gets something empty.
+
+    Nothing is sent before `ready` is done: once a caller has its answer, it may hang up and be gone.
+    """
 
     def __init__(
-        self, request: web.BaseRequest, writer: Writer, keep_alive: float | None, log: Callable[[str], None]
+        self,
+        request: web.BaseRequest,
+        writer: Writer,
+        keep_alive: float | None,
+        log: Callable[[str], None],
+        ready: asyncio.Future[None] | None = None,
     ) -> None:
         self.begun = False
         self.response: web.StreamResponse | None = None
         self._request = request
         self._writer = writer
         self._log = log
+        self._ready = ready
         self._keep_alive = keep_alive
         self._loop = asyncio.get_running_loop()
         self._writing = asyncio.Lock()
@@ -34,6 +43,7 @@ class HttpReply:
         self._timer = None if keep_alive is None else self._loop.call_later(keep_alive, self._tick)
 
     async def send(self, events: bytes) -> None:
+        await self._wait_ready()
         try:
             async with self._writing:
                 if self.response is None:
@@ -45,11 +55,17 @@ class HttpReply:
             raise AgentGone from error
         self._last = self._loop.time()
 
+    async def _wait_ready(self) -> None:
+        if self._ready is not None:
+            await asyncio.shield(self._ready)
+            self._ready = None
+
     def _headers(self) -> dict[str, str]:
         return {"Content-Type": f"{self._writer.content_type}; charset=utf-8", "Cache-Control": "no-cache"}
 
     async def answer(self, status: int, document: bytes) -> None:
         self.close()
+        await self._wait_ready()
         try:
             async with self._writing:
                 self.response = web.Response(body=document, status=status, content_type="application/json")

@@ -1,8 +1,8 @@
 """What a call is for, told from its body and headers. No IO.
 
-An agent's calls carry tools, its side calls do not: that holds for every agent program that uses tools.
-So a call without tools is a side call once the rollout has seen one with tools, and never before: an agent
-that sends no tools at all is the agent. A title is known by its system prompt whenever it comes.
+A call is the agent's unless it says otherwise: whatever is not trained on must be known by what it asks, not by
+what it lacks. A title is known by its system prompt; a summary by the words that ask for it, once the rollout has
+seen a call with tools; a sub-agent by its session. Drivers that know their program better say so in `Agent.classify`.
 """
 
 from __future__ import annotations
@@ -45,18 +45,10 @@ class Roles:
             return Role.AGENT if session == self._session else Role.SUBAGENT
         if TITLE_PROMPT.match(system_prompt(body)):
             return Role.TITLE
-        if not self._seen_tools:
-            return Role.AGENT
-        return Role.COMPACTION if has_answers(body) or asks_for_summary(body) else Role.TITLE
-
-
-def has_answers(body: Mapping[str, Any]) -> bool:
-    """Does the conversation hold something that the model said before?"""
-    return any(isinstance(each, dict) and each.get("role") == "assistant" for each in body.get("messages") or ())
+        return Role.COMPACTION if self._seen_tools and asks_for_summary(body) else Role.AGENT
 
 
 def asks_for_summary(body: Mapping[str, Any]) -> bool:
-    """A conversation that overflowed at its first call is compacted before the model has said anything."""
     return bool(SUMMARY.search(system_prompt(body)) or SUMMARY.search(text_of((body.get("messages") or [{}])[-1])))
 
 

@@ -13,7 +13,7 @@ import orjson
 
 from paddock.rollouts.export import checks, conversation
 from paddock.rollouts.graph import Graph
-from paddock.rollouts.trace import Role
+from paddock.rollouts.trace import Role, sent_temperature
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -139,6 +139,9 @@ class _Steps:
                 "label": node.label,
                 "continues": node.continues,
                 "weight_version": call.weight_version,
+                "temperature": sent_temperature(call),
+                "logprobs_kind": call.logprobs_kind,
+                "caller": call.caller,
                 "loss_mask": 1 if reason is None else 0,
                 "untrainable_because": reason,
             },

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.rollouts.export import checks
 from paddock.rollouts.graph import Graph
+from paddock.rollouts.trace import sent_temperature
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,6 +46,8 @@ def export(record: RolloutRecord, calls: Sequence[Call], policy: Policy) -> Iter
             "finish_reason": call.finish_reason,
             "weight_version": call.weight_version,
             "admitted_version": call.admitted_version,
+            "temperature": sent_temperature(call),
+            "logprobs_kind": call.logprobs_kind,
         }
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.rollouts.export import checks
 from paddock.rollouts.export.jsonl import loss_mask
+from paddock.rollouts.trace import sent_temperature
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,6 +45,8 @@ def turn(record: RolloutRecord, call: Call) -> dict[str, Any]:
             "role": call.role,
             "parent": call.parent,
             "weight_version": call.weight_version,
+            "temperature": sent_temperature(call),
+            "logprobs_kind": call.logprobs_kind,
         },
     }
 

@@ -43,6 +43,7 @@ def training_sample(sample: Sample) -> dict[str, Any]:
         "group_id": sample.group_id,
         "branch": sample.branch,
         "weight_versions": list(sample.weight_versions),
+        "logprobs_kinds": sample.metadata["logprobs_kinds"],
     }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.rollouts.export.policy import Policy as Policy
 from paddock.rollouts.graph import Graph, Label, label_of
 from paddock.rollouts.tokens import begins_with
-from paddock.rollouts.trace import Role
+from paddock.rollouts.trace import Role, sent_temperature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -164,7 +164,8 @@ def metadata(record: RolloutRecord, line: Line) -> dict[str, Any]:
         "model": record.model,
         "member": record.member,
         "attempt": record.attempt,
-        "temperatures": [temperature(call) for call in line.calls],
+        "temperatures": [sent_temperature(call) for call in line.calls],
+        "logprobs_kinds": [str(call.logprobs_kind) for call in line.calls],
     }
     if any(call.admitted_version not in (None, call.weight_version) for call in line.calls):
         found["admitted_versions"] = [call.admitted_version for call in line.calls]
@@ -173,7 +174,6 @@ def metadata(record: RolloutRecord, line: Line) -> dict[str, Any]:
     return found
 
 
-def temperature(call: Call) -> float | None:
-    """What the engine was told; None left it to the engine."""
-    told = call.forwarded.get("temperature", call.request.get("temperature"))
-    return float(told) if isinstance(told, int | float) else None
+def sampling(sample: Sample) -> dict[str, Any]:
+    """For each call of a sample, the temperature that was sent and which logprobs came back."""
+    return {name: sample.metadata[name] for name in ("temperatures", "logprobs_kinds")}

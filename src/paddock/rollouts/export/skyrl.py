@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 WHOLE = False
 PACKAGE = "skyrl"
 ROWS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs")
+OURS = ("rollout_id", "group_id", "temperatures", "logprobs_kinds")
+"""What SkyRL does not read."""
 NOT_HERE = (
     *("rollout_metrics", "trajectory_generation_times", "trajectory_time_splits", "rollout_expert_indices"),
     *("rollout_sample_support", "env_metrics", "pixel_values", "image_grid_thw"),
@@ -31,7 +33,9 @@ def export(record: RolloutRecord, calls: Sequence[Call], policy: Policy) -> Iter
     found = list(samples(record, calls, policy))
     if found:
         document = generator_output(found, [(found[0].group_id, record.member)] * len(found))
-        yield {**document, "rollout_id": record.rollout_id, "group_id": found[0].group_id}
+        told = {"temperatures": [each.metadata["temperatures"] for each in found]}
+        told["logprobs_kinds"] = [each.metadata["logprobs_kinds"] for each in found]
+        yield {**document, "rollout_id": record.rollout_id, "group_id": found[0].group_id, **told}
 
 
 def generator_output(found: Iterable[Sample], trajectories: Sequence[tuple[str, int]]) -> dict[str, Any]:
@@ -69,6 +73,6 @@ def accept(document: dict[str, Any]) -> None:
     from skyrl.train.generators.base import TrajectoryID
     from skyrl.train.utils.trainer_utils import validate_generator_output
 
-    given = {name: value for name, value in document.items() if name not in ("rollout_id", "group_id")}
+    given = {name: value for name, value in document.items() if name not in OURS}
     given["trajectory_ids"] = [TrajectoryID(**each) for each in given["trajectory_ids"]]
     validate_generator_output(1, given, step_wise=True)

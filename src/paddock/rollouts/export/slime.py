@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paddock.rollouts.export import checks
-from paddock.rollouts.export.samples import Sample, samples
+from paddock.rollouts.export.samples import Sample, samples, sampling
 from paddock.rollouts.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def document(record: RolloutRecord, sample: Sample, response: str) -> dict[str, 
             "label": sample.label,
             "is_last": sample.is_last,
             "reward_parts": sample.reward_parts,
+            **sampling(sample),
         },
     }
 

@@ -14,6 +14,7 @@ from paddock.rollouts.export import Form, load_form
 from paddock.rollouts.export.checks import UNSCORED
 from paddock.rollouts.export.policy import Policy
 from paddock.rollouts.store import bulk, calls, rows
+from paddock.rollouts.trace import Caller
 
 if TYPE_CHECKING:
     import sqlite3
@@ -52,6 +53,8 @@ class Report:
     """Those with something in the file."""
     documents: int = 0
     tokens: int = 0
+    foreign: int = 0
+    """Calls that were left out because another process than the agent's program made them."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Rollouts that have nothing in the file, counted by the reason."""
     wrong: int = 0
@@ -71,6 +74,7 @@ class Report:
         self.rollouts += other.rollouts
         self.documents += other.documents
         self.tokens += other.tokens
+        self.foreign += other.foreign
         for reason, count in other.left_out.items():
             self.leave_out(reason, count)
 
@@ -170,6 +174,7 @@ def shape(store: Store, form: str, keys: Sequence[int], policy: Policy) -> Itera
     report, shaper = Report(), _shaper(form, policy)
     for record, sampled in rollouts(store, keys, whole=loaded.WHOLE):
         documents, tokens = shaper.add(record, sampled)
+        report.foreign += foreign(sampled)
         if documents:
             report.rollouts += 1
             report.documents += documents
@@ -252,6 +257,7 @@ def check(
             report.wrong += 1
             tell(Finding(record.rollout_id, "wrong", wrong))
         report.documents += len(documents)
+        report.foreign += foreign(sampled)
         report.rollouts += bool(documents)
         if not documents:
             reason = why(record, sampled, policy)
@@ -265,6 +271,10 @@ def check(
             progress()
     report.accepted = judge.accepted
     return report
+
+
+def foreign(sampled: Sequence[Call]) -> int:
+    return sum(call.caller is Caller.FOREIGN for call in sampled)
 
 
 def why(record: RolloutRecord, sampled: Sequence[Call], policy: Policy) -> str:

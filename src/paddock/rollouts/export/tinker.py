@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paddock.rollouts.export import checks
-from paddock.rollouts.export.samples import Sample, samples
+from paddock.rollouts.export.samples import Sample, samples, sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,6 +31,7 @@ def export(record: RolloutRecord, calls: Sequence[Call], policy: Policy) -> Iter
             "group_id": sample.group_id,
             "task_id": sample.task_id,
             "weight_versions": list(sample.weight_versions),
+            **sampling(sample),
         }
 
 

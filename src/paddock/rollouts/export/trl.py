@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paddock.rollouts.export import checks
-from paddock.rollouts.export.samples import Sample, samples
+from paddock.rollouts.export.samples import Sample, samples, sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,6 +39,7 @@ def row(sample: Sample) -> dict[str, Any]:
         "group_id": sample.group_id,
         "is_last": sample.is_last,
         "weight_versions": list(sample.weight_versions),
+        **sampling(sample),
     }
 
 

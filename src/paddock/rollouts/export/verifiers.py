@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.rollouts.export import checks, conversation
 from paddock.rollouts.graph import Graph
 from paddock.rollouts.outcome import Outcome
+from paddock.rollouts.trace import sent_temperature
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,6 +52,8 @@ def export(record: RolloutRecord, calls: Sequence[Call], policy: Policy) -> Iter
             "batch_id": record.batch_id,
             "member": record.member,
             "weight_versions": {call.id: call.weight_version for call in calls},
+            "temperatures": {call.id: sent_temperature(call) for call in calls},
+            "logprobs_kinds": {call.id: str(call.logprobs_kind) for call in calls},
         },
         "is_completed": True,
         "ok": record.outcome is Outcome.OK,

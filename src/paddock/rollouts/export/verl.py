@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.rollouts.export import checks
 from paddock.rollouts.export.policy import number_of
-from paddock.rollouts.export.samples import Sample, samples
+from paddock.rollouts.export.samples import Sample, samples, sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +35,8 @@ def agent_loop_output(sample: Sample, *, generating: float = 0.0) -> dict[str, A
         "is_last": sample.is_last,
         "outcome": sample.outcome,
         "reward_extra_info": sample.reward_parts,
+        # A dict, because verl makes an array of these values, and cannot of lists.
+        "sampling": sampling(sample),
     }
     told = [*sample.weight_versions, *sample.metadata.get("admitted_versions", ())]
     steps = [step for version in told if version is not None and (step := number_of(version)) is not None]

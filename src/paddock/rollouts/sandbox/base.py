@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from paddock.rollouts.limits import SandboxLimits
+    from paddock.rollouts.sandbox.callers import CallerFinder
 
 HOME = PurePosixPath("/home/user")
 WORKDIR = HOME / "workdir"
@@ -171,6 +172,10 @@ class Sandbox(ABC):
     async def expose(self, port: int) -> tuple[socket.socket, int]:
         """A listening socket that processes inside reach at 127.0.0.1 and the returned port.
         It is the port asked for wherever the sandbox has a network of its own."""
+
+    async def caller_finder(self) -> CallerFinder | None:
+        """Tells which processes inside hold a connection to an exposed port; None where the backend cannot."""
+        return None
 
     @abstractmethod
     async def dial(self, port: int, *, timeout: float = 10.0) -> socket.socket:

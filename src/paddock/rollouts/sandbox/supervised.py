@@ -20,6 +20,7 @@ from paddock.errors import SandboxError
 from paddock.rollouts.processes import process_start_time
 from paddock.rollouts.sandbox import files
 from paddock.rollouts.sandbox.base import HOME, LOGS, Command, Completed, Entry, Sandbox, SandboxSpec
+from paddock.rollouts.sandbox.callers import CallerFinder
 from paddock.rollouts.sandbox.jobs import SupervisedJob
 from paddock.rollouts.sandbox.launch import Launched, wait_gone
 from paddock.rollouts.sandbox.wire import Control, close_all
@@ -254,6 +255,19 @@ class SupervisedSandbox(Sandbox):
         except OSError as error:
             raise SandboxError(f"port {port} cannot be listened on: {error.strerror}") from error
         return adopted(given[0]), int(words[0])
+
+    async def caller_finder(self) -> CallerFinder | None:
+        if self.host_pid is None:
+            return None
+        given: list[int] = []
+        with suppress(OSError):  # a kernel without it: the tables in /proc tell the same, at a price
+            _, given = await self._living().ask("diagnose", {})
+        return CallerFinder(
+            self.host_pid,
+            socket.socket(fileno=given[0]) if given else None,
+            lambda: {job.pid for job in list(self._jobs.values())},
+            lambda: acting_as(self._file_owner),
+        )
 
     async def dial(self, port: int, *, timeout: float = 10.0) -> socket.socket:
         """As in `Sandbox`. Raises ConnectionRefusedError if nobody listens, TimeoutError if it takes too long."""

@@ -20,7 +20,7 @@ from paddock.rollouts.store.deltas import Shared, join
 from paddock.rollouts.store.packing import ID_BYTES, RAW, decode, floats_array, ids_array, unsqueeze
 from paddock.rollouts.store.sequences import TOKENS
 from paddock.rollouts.tokens import Prompt
-from paddock.rollouts.trace import Call, Level, Role
+from paddock.rollouts.trace import Call, Caller, Level, LogprobsKind, Role
 
 if TYPE_CHECKING:
     import sqlite3
@@ -32,6 +32,11 @@ PLAIN = RAW + PACKED
 """How most numbers begin: neither compressed nor JSON. They are read on the spot, for they are many."""
 _ROLES = {role.value: role for role in Role}
 _LEVELS = {level.value: level for level in Level}
+_CALLERS = {caller.value: caller for caller in Caller}
+_KINDS = {kind.value: kind for kind in LogprobsKind}
+_SINCE_3 = BRIEF.index("caller") - len(("id", "index", "role", "level"))
+"""Where the values begin that briefs have since version 3 of the store, among those behind the first four."""
+_BEFORE_3 = (Caller.UNKNOWN, None, LogprobsKind.UNKNOWN, None)
 _NOTHING: dict[str, Any] = {}
 _order = attrgetter("index")
 
@@ -58,6 +63,11 @@ class Sampled:
     model: str
     weight_version: str | None
     admitted_version: str | None
+    caller: Caller
+    caller_reason: str | None
+    logprobs_kind: LogprobsKind
+    token_problem: str | None
+    temperature: float | None
 
     untrainable_because = Call.untrainable_because
     trainable = Call.trainable
@@ -113,6 +123,8 @@ def _record(head: bytes) -> RolloutRecord:
 
 def _call(told: list[Any], completion: bytes, logprobs: bytes, prompts: dict[int, Prompt]) -> Call:
     prompt, temperature, call_id, index, role, level, *rest = told
+    caller, caller_reason, kind, problem = rest[_SINCE_3:] or _BEFORE_3
+    rest[_SINCE_3:] = [_CALLERS[caller], caller_reason, _KINDS[kind], problem, temperature]
     call = Sampled(
         prompt if isinstance(prompt, list) else () if prompt is None else prompts[prompt],
         ids_array(completion[2:]) if completion.startswith(PLAIN) else _numbers(completion, ids_array),

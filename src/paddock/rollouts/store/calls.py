@@ -18,7 +18,7 @@ from paddock.rollouts.store.packing import (
     unpack_ids,
     unsqueeze,
 )
-from paddock.rollouts.trace import Call, Level, Role
+from paddock.rollouts.trace import Call, Caller, Level, LogprobsKind, Role, sent_temperature
 
 if TYPE_CHECKING:
     import sqlite3
@@ -45,7 +45,7 @@ _SAVE = (
 )
 BRIEF = (
     "id", "index", "role", "level", "session", "finish_reason", "error", "aborted", "started", "ended", "model",
-    "weight_version", "admitted_version",
+    "weight_version", "admitted_version", "caller", "caller_reason", "logprobs_kind", "token_problem",
 )  # fmt: skip
 PACKED = b"p"
 _JSON = b"j"
@@ -98,6 +98,8 @@ def load(connection: sqlite3.Connection, rollout: int) -> list[Call]:
         values["forwarded"] = joined(values["forwarded"], messages, read_blob)
         values["role"] = Role(values["role"])
         values["level"] = Level(values["level"])
+        values["caller"] = Caller(values.get("caller", Caller.UNKNOWN))
+        values["logprobs_kind"] = LogprobsKind(values.get("logprobs_kind", LogprobsKind.UNKNOWN))
         values["completion_token_ids"] = unpack(completion, unpack_ids)
         values["logprobs"] = unpack(logprobs, unpack_floats)
         found.append(Call(**values))
@@ -106,9 +108,7 @@ def load(connection: sqlite3.Connection, rollout: int) -> list[Call]:
 
 def brief(call: Call, prompt: int | None) -> list[Any]:
     """What whoever takes samples has to know of a call beside its tokens, in the order of `BRIEF`."""
-    told = call.forwarded.get("temperature", call.request.get("temperature"))
-    temperature = told if isinstance(told, int | float) else None
-    return [prompt, temperature, *(getattr(call, name) for name in BRIEF)]
+    return [prompt, sent_temperature(call), *(getattr(call, name) for name in BRIEF)]
 
 
 def logprob_sum(logprobs: Sequence[float]) -> float | None:

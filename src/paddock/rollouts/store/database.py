@@ -141,7 +141,7 @@ class Database:
             # Looking through many rollouts reads the same pages again and again.
             connection.execute(f"PRAGMA mmap_size = {MAPPED_BYTES}")
             connection.execute("PRAGMA cache_size = -16000")
-            self.stands_in = schema.version(connection) < schema.VERSION
+            self.stands_in = schema.needs_stand_in(connection)
             if self.stands_in:
                 schema.stand_in(connection)
         except BaseException:

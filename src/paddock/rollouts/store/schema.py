@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 APPLICATION_ID = 0x5061646B
-VERSION = 2
+VERSION = 3
+"""3: calls keep their caller, their temperature and which logprobs they have. The tables are those of version 2."""
+TABLES_SINCE = 2
 _CALL_COLUMNS = {
     "texts": "BLOB",
     "tops": "BLOB",
@@ -158,7 +160,7 @@ def migrate(connection: sqlite3.Connection) -> None:
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if version(connection) < VERSION:
+        if version(connection) < TABLES_SINCE:
             known = {row[1] for row in connection.execute("PRAGMA table_info(calls)")}
             for name, kind in _CALL_COLUMNS.items():
                 if name not in known:
@@ -166,11 +168,16 @@ def migrate(connection: sqlite3.Connection) -> None:
             for statement in figures.TABLES:
                 connection.execute(statement)
             figures.fill(connection)
-            connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
         raise
+
+
+def needs_stand_in(connection: sqlite3.Connection) -> bool:
+    """Whether tables of today are missing."""
+    return version(connection) < TABLES_SINCE
 
 
 def stand_in(connection: sqlite3.Connection) -> None:

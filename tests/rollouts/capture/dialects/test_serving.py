@@ -195,13 +195,13 @@ def test_a_failure_after_a_sign_of_life_is_told_in_the_stream() -> None:
 
 
 @pytest.mark.parametrize("dialect", NOT_CHAT)
-def test_the_same_again_makes_the_earlier_call_retried(dialect: str) -> None:
+def test_the_same_again_leaves_a_complete_answer_used(dialect: str) -> None:
     async def body() -> None:
         async with served(SCRIPT) as s:
             subject = s.subject(dialect)
             await subject.say(subject.speaker.user("one tool"))
             await subject.say(subject.speaker.user("one tool"), stream=True)
-            assert [call.role for call in s.capture.calls] == [Role.RETRIED, Role.AGENT]
+            assert [call.role for call in s.capture.calls] == [Role.AGENT, Role.AGENT]
 
     run(body())
 

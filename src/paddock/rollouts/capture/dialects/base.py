@@ -61,10 +61,13 @@ class Asked:
 
 
 class Writer(ABC):
-    """Writes one answer. Everything that it has written was sent, so it may rely on it."""
+    """Writes one answer of one attempt. Everything that it has written was sent, so it may rely on it."""
 
     content_type: str = EVENT_STREAM
     """Of a stream."""
+    finish_completes: ClassVar[bool] = False
+    """Whether an agent has the whole answer with the chunk that holds its finish reason, and may hang up then.
+    Otherwise the answer is complete only with what `end` writes."""
 
     @abstractmethod
     def document(self, document: dict[str, Any]) -> bytes:

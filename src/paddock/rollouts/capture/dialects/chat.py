@@ -66,6 +66,8 @@ class Chat(Dialect):
 class ChatWriter(Writer):
     """Changes the name of the model, and leaves out a usage that nobody asked for."""
 
+    finish_completes: ClassVar[bool] = True
+
     def __init__(self, name: str, *, usage: bool) -> None:
         self._name = name
         self._usage = usage

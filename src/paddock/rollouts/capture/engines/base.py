@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paddock.rollouts.trace import LogprobsKind
+
 Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 """Post a document to a path of the server's root and return what it answers."""
 PromptIds = Callable[[Ask, Mapping[str, Any]], Awaitable[list[int]]]
@@ -38,5 +40,7 @@ class Engine:
     """Can it stream this call and give its tokens as well?"""
     prompt_ids: PromptIds | None = None
     """Asks the engine's own tokenizer, where its answers hold no prompt ids."""
+    logprobs_kind: LogprobsKind = LogprobsKind.UNKNOWN
+    """Which logprobs it returns as it is started by default. No engine says so in its answers."""
     count: Count | None = None
     """Counts the tokens of a prompt, where the engine has a tokenizer to ask."""

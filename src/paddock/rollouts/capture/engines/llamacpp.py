@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paddock.rollouts.capture.engines.base import Ask, Engine
+from paddock.rollouts.trace import LogprobsKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +48,8 @@ ENGINE = Engine(
     least_alternatives=1,
     template_arguments=True,
     streams=streams,
+    # `post_sampling_probs`, which is off unless a request asks for it, would give those after the temperature.
+    logprobs_kind=LogprobsKind.RAW,
     prompt_ids=prompt_ids,
     count=count,
 )

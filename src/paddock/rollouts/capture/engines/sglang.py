@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paddock.rollouts.capture.engines.base import Engine
+from paddock.rollouts.trace import LogprobsKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,4 +21,6 @@ ENGINE = Engine(
     token_ids={"return_token_ids": True},
     template_arguments=True,
     streams=streams,
+    # Its sampler divides by the temperature first, unless RETURN_ORIGINAL_LOGPROB is set for the server.
+    logprobs_kind=LogprobsKind.PROCESSED,
 )

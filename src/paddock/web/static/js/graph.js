@@ -19,7 +19,7 @@ const LABELS = {
   subagent: "a sub-agent",
   compaction: "the history was summarised",
   title: "a side call",
-  retried: "asked again; this answer was dropped",
+  retried: "the answer did not arrive whole, and was asked again",
   edited: "the history before it was changed",
 };
 
@@ -71,7 +71,7 @@ export async function graphPanel({ id, calls, onCalls, signal, rollout }) {
 function callRow(id, call) {
   const cells = [
     ["id", h("a", { href: placeUrl(["rollouts", id, "tokens", call.id]) }, call.id)],
-    ["what", h("span", { class: "tag side" }, call.label ?? call.role)],
+    ["what", h("span", { class: "tag side" }, call.caller === "foreign" ? "foreign" : call.label ?? call.role)],
     ["number prompt", count(call.prompt_tokens)],
     ["number sampled", count(call.completion_tokens)],
     ["number logprob", call.mean_logprob === null || call.mean_logprob === undefined ? "–" : call.mean_logprob.toFixed(3)],

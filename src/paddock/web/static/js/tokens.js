@@ -56,7 +56,7 @@ export async function tokensPanel({ id, calls, place, signal, rollout }) {
       h("button", { type: "button", disabled: position === list.length - 1, onclick: () => go(1), "aria-label": "Next call" }, "→"),
       colour,
       h("span", { class: call.trainable ? "muted" : "error-text" }, call.trainable ? `trained on: ${count(call.completion_tokens)} tokens` : `not trained on: ${call.untrainable_because}`),
-      h("span", { class: "muted" }, [call.engine, call.model, call.weight_version && `weights ${call.weight_version}`, call.level].filter(Boolean).join(" · ")),
+      h("span", { class: "muted" }, [call.engine, call.model, call.weight_version && `weights ${call.weight_version}`, call.level, call.temperature !== null && call.temperature !== undefined && `temperature ${call.temperature}`, call.logprobs_kind && `${call.logprobs_kind} logprobs`, call.caller && `caller ${call.caller}`].filter(Boolean).join(" · ")),
     ),
     told ? h("p", { class: "panel drift" }, told) : null,
     entropyPanel(id, call, signal),
