@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapte
 from pydantic import create_model as create_pydantic_model
 
 from paddock.errors import ConfigError, InvalidToolArguments
+from paddock.protocol.finite import MESSAGE, place_of_nonfinite
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 MARK = "__paddock_tool__"
@@ -170,6 +171,10 @@ class ToolSpec:
             ]
             raise InvalidToolArguments(f"{self.name}: {'; '.join(problems)}", tool_name=self.name) from None
         given = checked.__dict__
+        place = place_of_nonfinite(given)
+        if place is not None:
+            name = ".".join(map(str, (self._names[place[0]], *place[1:])))
+            raise InvalidToolArguments(f"{self.name}: {name}: {MESSAGE}", tool_name=self.name)
         return {self._names[field]: given[field] for field in checked.__pydantic_fields_set__}
 
 

@@ -1,5 +1,7 @@
 """Gymnasium's environments behind our server, and our server behind Gymnasium's interface."""
 
+import json
+import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -241,3 +243,15 @@ def test_what_gymnasium_does_not_have_is_told(target: str) -> None:
 def test_a_server_without_spaces_is_told() -> None:
     with serving(Counter) as server, pytest.raises(ConfigError, match="publishes no Gymnasium spaces"):
         RemoteEnv(server.url)
+
+
+@pytest.mark.parametrize("value", [[None, 0.0], [math.nan, 0.0], [math.inf, 0.0]])
+@pytest.mark.parametrize("bound", [1.0, math.inf])
+def test_an_action_of_a_box_is_finite(value: list[Any], bound: float) -> None:
+    with pytest.raises(wire.Misfit, match=r"\[0\]: a finite number is needed"):
+        wire.read(spaces.Box(-bound, bound, (2,), numpy.float32), value)
+
+
+def test_a_box_without_bounds_can_be_described() -> None:
+    endless = spaces.Box(-numpy.inf, numpy.inf, (2,), numpy.float32)
+    assert wire.rebuild(json.loads(json.dumps(wire.describe(endless), allow_nan=False))) == endless

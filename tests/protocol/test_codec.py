@@ -76,9 +76,11 @@ def test_nan_is_null_beside_a_long_integer() -> None:
     }
 
 
-def test_a_nan_reward_is_null() -> None:
-    assert sent(observation_data(Observation(reward=math.nan)))["reward"] is None
-    assert sent(observation_body(Observation(reward=math.nan)))["reward"] is None
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, np.float32("nan")])
+@pytest.mark.parametrize("write", [observation_data, observation_body])
+def test_a_reward_that_is_not_finite_is_the_environments_error(write: Any, reward: Any) -> None:
+    with pytest.raises(EnvironmentFailure, match=f"returned a reward that is {float(reward)}"):
+        write({"reward": reward, "done": False})
 
 
 @pytest.mark.parametrize(

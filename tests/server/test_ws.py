@@ -377,14 +377,13 @@ class Odd(Scripted):
             "surrogate": "\ud800",
             "object": object(),
         }
-        return Did(value=values[action.value], reward=float("inf"))
+        return Did(value=values[action.value])
 
 
 @pytest.mark.parametrize(("what", "said"), [("nan", None), ("numpy", {"a": [0, 1, 2], "b": 0.5})])
 def test_odd_values_have_a_json_form(serve_fast: Serve, what: str, said: Any) -> None:
     answer = serve_fast(Odd).socket().step(value=what)
     assert answer["data"]["observation"]["value"] == said
-    assert answer["data"]["reward"] is None
 
 
 @pytest.mark.parametrize("what", ["bytes", "surrogate", "object"])

@@ -14,9 +14,12 @@ from pydantic_core import PydanticSerializationError
 from paddock.config import read_variables
 from paddock.errors import EnvironmentFailure, InvalidMessage
 from paddock.protocol.codec import encode
+from paddock.protocol.finite import place_of_nonfinite, problem_at
 
 PARTS = {"step": "action", "reset": "arguments", "mcp": "arguments"}
 """What a caller calls the part of a message that it has given."""
+AROUND = {"step": ("data", "action"), "reset": ("data",), "mcp": ("data", "params", "arguments")}
+"""The keys around that part, in a frame or in a body of HTTP."""
 
 
 def authorization(token: str | None) -> dict[str, str]:
@@ -31,6 +34,7 @@ def fields_of(action: Any) -> dict[str, Any]:
         return action
     if not isinstance(action, BaseModel):
         raise _refused("action", "dict_type", f"{action!r:.60} is neither a dict nor an action model")
+    _check_finite(action, "action")
     try:
         return action.model_dump(mode="json", by_alias=True, fallback=_plain)
     except (PydanticSerializationError, EnvironmentFailure, ValueError, TypeError, RecursionError) as error:
@@ -40,9 +44,22 @@ def fields_of(action: Any) -> dict[str, Any]:
 def write(document: Any, kind: str) -> bytes:
     """A message of this kind as it is sent. Raises InvalidMessage for what JSON cannot express."""
     try:
-        return encode(document)
+        written = encode(document)
     except EnvironmentFailure as error:
         raise _refused(PARTS.get(kind, "message"), "not_json", str(error.__cause__ or error)) from error
+    if b"null" in written:
+        # It may stand for a number that is not finite.
+        _check_finite(document, PARTS.get(kind, "message"), AROUND.get(kind, ()))
+    return written
+
+
+def _check_finite(value: Any, part: str, around: tuple[str, ...] = ()) -> None:
+    """Refuse a number that is not finite, by its place in what the caller gave: `around` are the keys outside."""
+    place = place_of_nonfinite(value)
+    if place is not None:
+        for name in around:
+            place = place[1:] if place[:1] == [name] else place
+        raise InvalidMessage("Invalid message", errors=[problem_at([part, *place])])
 
 
 def _plain(value: Any) -> Any:

@@ -243,10 +243,14 @@ class Trunk:
     def _written(self, messages: list[dict[str, Any]]) -> bytes:
         """A frame of messages. One that JSON cannot express is left out, and its session is told."""
         try:
-            return encode(messages)
+            written = encode(messages)
         except EnvironmentFailure:
+            written = b""
+        # A null may stand for a number that JSON cannot express: then each message is looked at by itself.
+        if not written or b"null" in written:
             parts = [part for message in messages if (part := self._written_alone(message))]
-            return b"[" + b",".join(parts) + b"]" if parts else b""
+            written = b"[" + b",".join(parts) + b"]" if parts else b""
+        return written
 
     def _written_alone(self, message: dict[str, Any]) -> bytes:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Self
 
 from paddock.client.client import Client
@@ -20,7 +21,7 @@ from paddock.client.spread import Spread, is_no_door
 from paddock.client.transports.address import server_url
 from paddock.client.transports.link import socket_address
 from paddock.client.trunk import OPEN_BATCH, Lane, Result, Round, Trunk, result_in
-from paddock.errors import ClientError, DeadlineExceeded, InvalidMessage, PaddockError
+from paddock.errors import ClientError, ConfigError, DeadlineExceeded, InvalidMessage, PaddockError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,9 @@ class VectorClient:
     ) -> None:
         if sessions < 1 or connections < 1:
             raise ClientError("a vector needs at least one session and one connection")
+        if queue_timeout is not None and not 0 <= queue_timeout < inf:
+            hint = "give seconds, or None for what the server is set to"
+            raise ConfigError(f"nobody can wait for {queue_timeout} s (queue_timeout)", hint=hint)
         self.url = server_url(url)
         self.sessions = sessions
         self.timeouts = timeouts or Timeouts()

@@ -1,8 +1,8 @@
 """Values to JSON bytes, once per message.
 
 Plain models go to orjson as their own `__dict__`; models that define how they serialise are asked.
-What JSON cannot say becomes what OpenEnv sends for it: NaN is null, sets are arrays, numpy arrays
-are arrays, datetimes are ISO strings.
+What JSON cannot say becomes what OpenEnv sends for it: NaN is null (not as a reward: see `finite.py`), sets are
+arrays, numpy arrays are arrays, datetimes are ISO strings.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import BaseModel, RootModel
 from pydantic_core import to_jsonable_python
 
 from paddock.errors import EnvironmentFailure
+from paddock.protocol.finite import check_reward
 from paddock.protocol.redact import told
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def observation_data(observation: Any) -> dict[str, Any]:
     """The `data` of an observation frame: `metadata` stands at the top only when there is any."""
     # What `model_fields` asks first, without the call: this is the path of every step.
     fields = observation.__dict__.copy() if type(observation) in _PLAIN_KINDS else model_fields(observation)
-    data = {"observation": fields, "reward": fields.pop("reward", None), "done": fields.pop("done", False)}
+    reward = check_reward(fields.pop("reward", None))
+    data = {"observation": fields, "reward": reward, "done": fields.pop("done", False)}
     metadata = fields.get("metadata")
     if metadata:
         data["metadata"] = metadata

@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from paddock.errors import PaddockError, ToolFailure
+from paddock.errors import InvalidMessage, PaddockError, ToolFailure
+from paddock.protocol.finite import MESSAGE, place_of_nonfinite, problem_at
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -72,7 +73,13 @@ def read(document: Any) -> Call:
         raise RpcError(INVALID_REQUEST, f"Invalid request: {problem}", id=known)
     if number is not None and not has_usable_id:
         raise RpcError(INVALID_REQUEST, "Invalid request: id must be a string or an integer")
-    return Call(document["method"], document.get("params") or {}, known, "id" not in document)
+    params = document.get("params") or {}
+    place = place_of_nonfinite(params)
+    if place is not None:
+        field = ".".join(map(str, place))
+        data = {"code": InvalidMessage.code, "errors": [problem_at(place)]}
+        raise RpcError(INVALID_PARAMS, f"Invalid params: {field}: {MESSAGE}", data, id=known)
+    return Call(document["method"], params, known, "id" not in document)
 
 
 def _problem(document: dict[str, Any]) -> str | None:

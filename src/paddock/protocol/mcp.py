@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from paddock.protocol import jsonrpc
 from paddock.protocol.codec import encode, model_fields
+from paddock.protocol.finite import check_reward
 
 if TYPE_CHECKING:
     from paddock.tools import ToolSpec
@@ -127,7 +128,7 @@ def with_score(result: dict[str, Any], reward: Any, done: bool) -> dict[str, Any
     """Tell what the call earned, where MCP leaves room for it."""
     if reward is None and not done:
         return result
-    score = {"paddock/reward": reward, "paddock/done": done}
+    score = {"paddock/reward": check_reward(reward), "paddock/done": done}
     return {**result, "_meta": score, "meta": score}
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, TypeAdapter, V
 
 from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, RequestError, UnknownType
 from paddock.protocol.codec import encode, model_fields, observation_data
+from paddock.protocol.finite import check_finite, place_of_nonfinite
 from paddock.protocol.redact import told
 
 ActionT = TypeVar("ActionT")
@@ -97,6 +98,8 @@ class OpenMessage(Envelope):
 
 Single = ResetMessage | StepMessage[Any] | StateMessage | McpMessage | CloseMessage | CancelMessage
 Message = Single | OpenMessage
+CHECKED = frozenset(("step", "reset"))
+"""Messages whose numbers must be finite. JSON-RPC looks after those of `mcp`, and answers in its own form."""
 KINDS = ("reset", "step", "state", "mcp", "close", "cancel")
 
 
@@ -122,6 +125,8 @@ class Wire:
         except BaseException as error:
             # A validator may raise SystemExit; it is not ours to obey.
             raise self._explain(error) from None
+        if message.type in CHECKED:
+            check_finite(message.data)  # type: ignore[union-attr]
         return message
 
     def quick_step(self, raw: bytes) -> Any:
@@ -135,9 +140,10 @@ class Wire:
         if not begins:
             return None
         try:
-            return self._read_action_json(raw[begins:-1])
+            action = self._read_action_json(raw[begins:-1])
         except BaseException:
             return None
+        return action if place_of_nonfinite(action) is None else None
 
     def parse_batch(self, raw: bytes | str) -> list[Message]:
         """All messages in a frame of a connection that carries many sessions."""
@@ -145,12 +151,15 @@ class Wire:
             messages: list[Message] = self._read_batch(raw)
         except BaseException as error:
             raise self._explain(error, inside_list=True) from None
+        for message in messages:
+            if message.type in CHECKED:
+                check_finite(message.data)  # type: ignore[union-attr]
         return messages
 
     def parse_action(self, document: Any) -> Any:
         """An action that comes without a frame around it. Locations in the error are the action's own."""
         try:
-            return self._read_action(document)
+            action = self._read_action(document)
         except ValidationError as error:
             problems = error_list(error)
             for problem in problems:
@@ -158,6 +167,8 @@ class Wire:
             raise InvalidMessage("Invalid message", errors=problems) from None
         except BaseException as error:
             raise _broken_validator(error) from error
+        check_finite(action)
+        return action
 
     def _explain(self, error: BaseException, *, inside_list: bool = False) -> RequestError:
         """Which of the ways a frame can be wrong this is, and where."""

@@ -33,6 +33,7 @@ from paddock.errors import (
 )
 from paddock.protocol.codec import encode, model_fields, observation_body
 from paddock.protocol.episode import GetState, Reset, Step
+from paddock.protocol.finite import place_of_nonfinite, problem_at
 from paddock.protocol.messages import ResetArguments, error_list
 from paddock.protocol.redact import told
 from paddock.server.hello import Hello
@@ -122,6 +123,9 @@ async def read_model(request: Request, model: type[ModelT], limit: int, *, optio
         raise BadBody([_not_json(raw, error)]) from None
     if not isinstance(document, dict):
         raise BadBody([{"type": "model_attributes_type", "loc": ["body"], "msg": NOT_AN_OBJECT, "input": document}])
+    place = place_of_nonfinite(document)
+    if place is not None:
+        raise BadBody([problem_at(["body", *place])])
     try:
         return model.model_validate(document)
     except ValidationError as error:

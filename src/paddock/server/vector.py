@@ -25,6 +25,7 @@ from paddock.errors import (
 )
 from paddock.protocol import messages
 from paddock.protocol.codec import encode
+from paddock.protocol.finite import check_finite
 from paddock.protocol.messages import CancelMessage, CloseMessage, Message, OpenMessage
 from paddock.server.ws import (
     INVALID_TEXT,
@@ -254,6 +255,8 @@ class VectorConversation:
             return
         for member in document if isinstance(document, list) else [document]:
             try:
+                # JSON cannot express it, so writing the member again would hide it.
+                check_finite(member.get("data") if isinstance(member, dict) else None)
                 (message,) = self.service.blueprint.wire.parse_batch(encode([member]))
             except PaddockError as error:
                 known = member if isinstance(member, dict) else {}

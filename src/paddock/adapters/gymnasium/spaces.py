@@ -151,7 +151,9 @@ def _read_discrete(space: Any, value: Any, place: str) -> Any:
 
 def _read_box(space: Any, value: Any, place: str) -> Any:
     array = _array(space, value, place)
-    wrong = numpy.argwhere(~((array >= space.low) & (array <= space.high)) & ~numpy.isnan(array))
+    if len(odd := numpy.argwhere(~numpy.isfinite(array))):
+        raise Misfit(f"{_at(place, tuple(odd[0].tolist()))}a finite number is needed")
+    wrong = numpy.argwhere((array < space.low) | (array > space.high))
     if len(wrong):
         index = tuple(wrong[0].tolist())
         low, high = space.low[index], space.high[index]
@@ -209,7 +211,7 @@ _READERS: dict[type, Callable[[Any, Any, str], Any]] = {
 
 
 def _array(space: Any, value: Any, place: str, *, whole: bool = False) -> Any:
-    """Numbers of the space's shape and type. JSON has no NaN: null stands for it."""
+    """Numbers of the space's shape and type. A null among floats becomes NaN, which is for the reader to refuse."""
     kind = space.dtype
     try:
         given = numpy.asarray(value)

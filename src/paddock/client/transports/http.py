@@ -6,6 +6,7 @@ import asyncio
 import threading
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -122,7 +123,7 @@ class HttpTransport:
         if kind == "state":
             method = "GET"
         elif kind == "step":
-            content = write({"action": data, **({} if timeout is None else {"timeout_s": timeout})}, kind)
+            content = write({"action": data, **({} if timeout in (None, inf) else {"timeout_s": timeout})}, kind)
         else:
             content = write(data, kind)
         try:

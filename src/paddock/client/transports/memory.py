@@ -13,6 +13,7 @@ from paddock.errors import ClientError, DeadlineExceeded, InvalidMessage, Paddoc
 from paddock.protocol import jsonrpc, mcp
 from paddock.protocol.codec import encode, model_fields, observation_data
 from paddock.protocol.episode import CallTool, GetState, ListTools, Reset, Step
+from paddock.protocol.finite import check_finite
 from paddock.protocol.messages import ResetArguments, error_list
 from paddock.sessions.blueprint import Blueprint
 from paddock.sessions.dispatch import Dispatch, tools_of
@@ -140,6 +141,7 @@ class MemoryTransport:
             return Step(self.blueprint.wire.parse_action(message["data"]))
         if message["type"] == "state":
             return GetState()
+        check_finite(message.get("data"), "arguments")
         try:
             return Reset(ResetArguments.model_validate(message.get("data", {})).given())
         except ValidationError as error:

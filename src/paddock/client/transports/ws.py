@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -197,7 +198,7 @@ class WebSocketTransport:
 
     def _send(self, message: dict[str, Any], timeout: float | None) -> Pending:
         is_reset = message["type"] == "reset"
-        limit = {} if timeout is None or self.foreign else {"timeout_s": timeout}
+        limit = {} if self.foreign or timeout in (None, inf) else {"timeout_s": timeout}
         pending = Pending(write({**message, **limit}, message["type"]), is_reset=is_reset)
         if self.foreign:
             self._in_order.append(pending)
