@@ -68,7 +68,7 @@ CASES = {
     "cut, asked again": Case([{"turn": 1, "cut_after": 3}], agent=ASKS_AGAIN),
     "cut before the first token, asked again": Case([{"turn": 1, "cut_after": 0}], agent=ASKS_AGAIN),
     "cut without streaming": Case([{"turn": 1, "cut_after": 3}], agent=UNARY),
-    "an error before the agent has heard anything": Case([{"turn": 1, "error_chunk": "boom", "cut_after": 4}]),
+    "an error before the agent has heard anything": Case([{"turn": 1, "error_chunk": "boom", "cut_after": 0}]),
     "an error in the stream": Case([{"turn": 1, "error_chunk": "boom", **LATE}], Outcome.MODEL, None),
     "an error in the stream, asked again": Case([{"turn": 1, "error_chunk": "boom", **LATE}], agent=ASKS_AGAIN),
     "silence": Case([{"turn": 1, "hang": 30}], Outcome.MODEL, None, seconds=1.5),
