@@ -1,10 +1,15 @@
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 from environments import LIVES, Watched
+
+os.environ["PADDOCK_FLEET_LEASES"] = tempfile.mkdtemp(prefix="paddock-leases-")
+"""Tests leave no lease for the user's next process, and find none of the user's."""
 
 settings.register_profile("paddock", deadline=None, max_examples=100, database=None)
 settings.load_profile("paddock")

@@ -82,12 +82,14 @@ def ls(
 @click.command("rm")
 @click.argument("instance_ids", nargs=-1, metavar="[ID…]")
 @click.option("--run", "run_id", help="All instances of this run, as of one that was killed.")
+@click.option("--left", is_flag=True, help="What processes of this machine left that were killed.")
 @click.option("--all", "everything", is_flag=True, help="All instances of the plane.")
 @plane_options
 @click.option("--json", "as_json", is_flag=True, help="Print what was ended, one JSON object a line.")
 def rm(
     instance_ids: tuple[str, ...],
     run_id: str | None,
+    left: bool,
     everything: bool,
     url: str | None,
     api_key: str | None,
@@ -95,11 +97,11 @@ def rm(
     as_json: bool,
 ) -> None:
     """End instances. Those that have ended already are as good."""
-    if (bool(instance_ids), run_id is not None, everything).count(True) != 1:
-        raise ConfigError("say which instances to end", hint="give their ids, or --run RUN, or --all")
+    if (bool(instance_ids), run_id is not None, left, everything).count(True) != 1:
+        raise ConfigError("say which instances to end", hint="give their ids, or --run RUN, or --left, or --all")
     address = find_plane(url, api_key, state)
     with explained(address):
-        ended = asyncio.run(end_instances(address, instance_ids, run_id))
+        ended = asyncio.run(end_left(address) if left else end_instances(address, instance_ids, run_id))
     for instance_id in ended:
         if as_json:
             print_json({"instance_id": instance_id, "status": "stopped"})
@@ -108,13 +110,29 @@ def rm(
     note(f"{len(ended)} instance{'' if len(ended) == 1 else 's'} ended")
 
 
+async def end_left(address: PlaneAddress) -> list[str]:
+    """End what the leases on disk say that dead processes left. Raises FleetError if some may still be there."""
+    from paddock.fleet.errors import FleetError
+    from paddock.fleet.recovery import recover
+
+    ended, still_open = await recover(address)
+    if still_open:
+        raise FleetError(
+            f"{len(ended)} ended, {still_open} could not be: the plane does not confirm it", hint="try later"
+        )
+    return ended
+
+
 async def end_instances(address: PlaneAddress, instance_ids: tuple[str, ...], run_id: str | None) -> list[str]:
     """End those with an id, those of a run, or without either all. The ids of those that were alive."""
     from paddock.fleet.plane import Plane
+    from paddock.fleet.recovery import forget_run
 
     plane = Plane(address)
     if run_id is not None:
-        return [instance.instance_id for instance in await plane.delete_run(run_id)]
+        ended = [instance.instance_id for instance in await plane.delete_run(run_id)]
+        forget_run(address, run_id)
+        return ended
     if instance_ids:
         known = [await plane.get(instance_id) for instance_id in instance_ids]
         wanted = [instance.instance_id for instance in known if not instance.has_ended]

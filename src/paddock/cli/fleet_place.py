@@ -27,11 +27,9 @@ SECONDS = 20.0
 
 def default_state() -> Path:
     """`$PADDOCK_FLEET`, or `paddock/fleet` where the user's data lives."""
-    chosen = os.environ.get("PADDOCK_FLEET")
-    if chosen:
-        return Path(chosen).expanduser()
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "paddock" / "fleet"
+    from paddock.fleet.settings import state_folder
+
+    return state_folder()
 
 
 state_option = click.option(

@@ -84,7 +84,7 @@ def run(
     budget = Budget(calls=max_calls, completion_tokens=max_completion_tokens, max_tokens_per_call=max_tokens)
 
     def shown(record: RolloutRecord) -> dict[str, Any]:
-        return {**summarize(record), "metadata": record.metadata}
+        return {**summarize(record), "run_id": batch_id, "metadata": record.metadata}
 
     work = partial(run_tasks, chosen, plane=plane, budget=budget, **options)
     return watched(work, batch_id, total=len(chosen) * options["n"], as_json=as_json, shown=shown)

@@ -14,7 +14,7 @@ from paddock.fleet.errors import FleetError, PlaneError, ProtocolError
 from paddock.fleet.events import HeartbeatFailed, TaskContext, ambient_context
 from paddock.fleet.http import send
 from paddock.fleet.models import CallToolAction, ListToolsAction
-from paddock.fleet.plane import InstanceWish, Plane
+from paddock.fleet.plane import LIMIT_SECONDS, InstanceWish, Plane
 from paddock.fleet.provisioning import provision
 from paddock.fleet.retry import Backoff, Budget, retried
 from paddock.fleet.settings import plane_address
@@ -104,6 +104,7 @@ class FleetEnvClient:
         run_id: str | None = None,
         heartbeat_interval: int | None = None,
         create_timeout_s: float = CREATE_SECONDS,
+        limit_wait_s: float = LIMIT_SECONDS,
         on_collision: Collision = "first",
         on_partial: Partial = "report",
         context: TaskContext | None = None,
@@ -128,7 +129,9 @@ class FleetEnvClient:
             heartbeat_interval=heartbeat_interval,
             run_id=run_id or leases.run_id(),
         )
-        handle = await provision(plane, wish, seconds=create_timeout_s, context=context, bus=bus)
+        handle = await provision(
+            plane, wish, seconds=create_timeout_s, limit_seconds=limit_wait_s, context=context, bus=bus
+        )
         instance = handle.data
         assert instance.urls is not None
         urls = () if skip_mcp else instance.urls.mcp(image_type)

@@ -141,6 +141,15 @@ class MakeRetry(Retry):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MakeWaiting(FleetEvent):
+    """The plane runs as many instances as it may; `ahead` creates of this process come first."""
+
+    name: ClassVar[str] = "fleet_make_waiting"
+    ahead: int
+    waited_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class MakeFailed(Failed):
     name: ClassVar[str] = "fleet_make_failed"
     attempt: int

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
-import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Self
@@ -24,6 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CLOSE_SECONDS = 5.0
+"""How long `close` waits for the plane to confirm."""
+
 
 class InstanceHandle(SdkCalls):
     """One instance that was made for us, and its one end."""
@@ -35,10 +36,14 @@ class InstanceHandle(SdkCalls):
         self.context = context
         self.ttl_seconds = ttl_seconds
         self.made_at = time.monotonic()
-        self._lock = threading.Lock()
-        self._closing: concurrent.futures.Future[None] | None = None
-        # An instance that is forgotten without a word is ended as soon as somebody makes the next one, or at exit.
-        self._forgotten = weakref.finalize(self, leases.current().abandon, plane.address, self.instance_id)
+        self._leases = leases.current()
+        self._lease = self._leases.find(plane.address, self.instance_id)
+        self._closed = False
+        self._forgotten: weakref.finalize[..., InstanceHandle] | None = None
+        if self._lease is not None:
+            # An instance whose handle is collected without a word is ended in the background.
+            self._forgotten = weakref.finalize(self, self._leases.abandon, self._lease)
+            self._forgotten.atexit = False
 
     @property
     def seconds_left(self) -> float | None:
@@ -49,7 +54,7 @@ class InstanceHandle(SdkCalls):
 
     @property
     def is_closed(self) -> bool:
-        return self._closing is not None
+        return self._closed
 
     @property
     def instance(self) -> Self:
@@ -63,39 +68,34 @@ class InstanceHandle(SdkCalls):
         return await self.plane.is_gone(self.instance_id) is True
 
     async def close(self, bus: Bus = process_bus) -> None:
-        """End the instance: one DELETE, however often and from wherever this is called.
+        """End the instance: one owner does it, however often and from wherever this is called.
 
-        Goes on to its end when the caller is cancelled.
+        Waits a few seconds for the plane's confirmation; a caller that is being cancelled does not wait at all. What
+        is not confirmed by then goes on in the background.
         """
-        with self._lock:
-            first = self._closing is None
-            if first:
-                self._closing = concurrent.futures.Future()
-            closing = self._closing
-        assert closing is not None
-        if first:
-            await asyncio.shield(leases.finish(self._end(closing, bus)))
-        else:
-            await asyncio.shield(asyncio.wrap_future(closing))
-
-    async def _end(self, closing: concurrent.futures.Future[None], bus: Bus) -> None:
-        try:
-            try:
-                await self.plane.delete(self.instance_id)
-            except asyncio.CancelledError:
-                # The loop is ending and will wait for us once more: the instance must not outlive it.
-                await self.plane.delete(self.instance_id)
-                raise
-        except FleetError as error:
-            logger.warning("[%s] instance %s could not be ended: %s", self.context.label, self.instance_id, error)
-            bus.emit(
-                CloseFailed(
-                    context=self.context,
-                    error_type=type(error).__name__,
-                    error_message=str(error),
-                    instance_id=self.instance_id,
-                )
-            )
-        finally:
+        first, self._closed = not self._closed, True
+        if self._leases is not leases.current():
+            return  # A forked child: the instance is the parent's to end.
+        if self._forgotten is not None:
             self._forgotten.detach()
-            closing.set_result(None)
+        if self._lease is None:
+            await self._delete(bus)
+            return
+        self._leases.end(self._lease)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            return
+        left = await leases.wait_gone([self._lease], CLOSE_SECONDS)
+        if left and first:
+            self._announce(bus, "FleetTimeout", f"{self._lease.error or 'no answer'}; tried again in the background")
+
+    async def _delete(self, bus: Bus) -> None:
+        """For an instance that somebody else made."""
+        try:
+            await self.plane.delete(self.instance_id)
+        except FleetError as error:
+            self._announce(bus, type(error).__name__, str(error))
+
+    def _announce(self, bus: Bus, kind: str, said: str) -> None:
+        logger.warning("[%s] instance %s is not ended yet: %s", self.context.label, self.instance_id, said)
+        bus.emit(CloseFailed(context=self.context, error_type=kind, error_message=said, instance_id=self.instance_id))

@@ -9,6 +9,7 @@ from paddock.fleet.errors import ProtocolError
 from paddock.fleet.schemas import convert_tool_format as convert_tool_format
 
 ENDED = frozenset(("stopped", "error"))
+ALIVE = frozenset(("pending", "running"))
 
 
 @dataclass(slots=True)
@@ -71,6 +72,8 @@ class Instance:
     urls: Urls | None = None
     run_id: str | None = None
     heartbeat_interval: float | None = None
+    request_id: str | None = None
+    """The `X-Request-ID` of its create, where the plane shows it."""
 
     @property
     def has_ended(self) -> bool:
@@ -89,6 +92,7 @@ def read_instance(document: Any) -> Instance:
         status=str(document.get("status", "")),
         urls=_read_urls(document.get("urls")),
         run_id=document.get("run_id"),
+        request_id=document.get("request_id"),
         heartbeat_interval=float(interval) if isinstance(interval, int | float) and interval > 0 else None,
     )
 

@@ -13,14 +13,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paddock.fleet import leases
-from paddock.fleet.errors import FleetError, InstanceGone, PlaneError, ProtocolError, ProvisioningFailed
+from paddock.fleet.errors import (
+    FleetError,
+    InstanceGone,
+    InstanceLimit,
+    PlaneError,
+    ProtocolError,
+    ProvisioningFailed,
+    RequestRefused,
+)
 from paddock.fleet.http import Reply, send
-from paddock.fleet.models import Instance, read_instance
+from paddock.fleet.models import ALIVE, Instance, read_instance
 from paddock.fleet.retry import Backoff, Budget, Failure, retried
+from paddock.fleet.turns import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from paddock.fleet.leases import Lease
     from paddock.fleet.settings import PlaneAddress
 
 CREATES_AT_ONCE = 64
@@ -31,13 +41,19 @@ LONGEST_CREATE_WAIT = 3600
 POLL_SECONDS = 0.25
 LONGEST_POLL_SECONDS = 2.0
 ORPHAN_SECONDS = 120.0
-"""How long a create that nobody waits for any more may take to answer, so that its instance can be ended."""
+"""How long a create that nobody waits for any more may take to answer."""
+LIMIT_SECONDS = 3600.0
+"""How long a create waits for its turn while the team runs as many instances as it may."""
+REPEATED_TTL = 60
+"""Seconds to live for what a repeated create makes: it is ended at once anyway."""
 GET_SECONDS = 10.0
 ASK_SECONDS = 3.0
 """For a question that is asked only to decide on a retry."""
 DELETE_SECONDS = 20.0
-GONE_STATUSES = frozenset((400, 404, 409, 410))
+GONE_STATUSES = frozenset((404, 410))
 """Answers to a DELETE that mean there is nothing left to end."""
+PERHAPS_GONE_STATUSES = frozenset((400, 409))
+"""Answers to a DELETE that mean it if the plane, asked for the instance, says so too."""
 
 _gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]]
 _gates = weakref.WeakKeyDictionary()
@@ -92,93 +108,142 @@ class Plane:
     # -- instances ------------------------------------------------------------------------------------
 
     async def create(
-        self, wish: InstanceWish, *, seconds: float, told: Callable[[Failure], Awaitable[None]] | None = None
+        self,
+        wish: InstanceWish,
+        *,
+        seconds: float,
+        told: Callable[[Failure], Awaitable[None]] | None = None,
+        limit_seconds: float = LIMIT_SECONDS,
+        waiting: Callable[[int, float], None] | None = None,
     ) -> tuple[Instance, float]:
         """A running instance, and how long it waited for its turn. Raises ProvisioningFailed.
 
-        A cancelled caller is cancelled at once; the instance that may come of its request is ended when it comes.
+        `seconds` is the time for the create itself. A plane that runs as many instances as it may is waited for, up
+        to `limit_seconds`, in the order of arrival; `waiting` is told how many are ahead, and since when.
+        A cancelled caller is cancelled at once; the instance that may come of its request is ended in the background.
         """
-        budget = Budget(seconds)
+        began = asked = time.monotonic()
+        ticket = Ticket(self.address)
+        failed: ProvisioningFailed | None = None
+        try:
+            while await ticket.wait(limit_seconds - (time.monotonic() - began), waiting):
+                asked = time.monotonic()
+                try:
+                    instance, queued = await self._create_when_allowed(wish, seconds, told)
+                    return instance, asked - began + queued
+                except ProvisioningFailed as error:
+                    if not isinstance(error.__cause__, InstanceLimit):
+                        raise
+                    failed = error
+                    ticket.refused()
+        finally:
+            ticket.leave()
+        waited = time.monotonic() - began
+        said = f"no instance of {wish.env_key}: no place became free within {waited:.0f} s"
+        raise ProvisioningFailed(
+            said, hint="end instances (paddock fleet ls), raise the limit, or wait longer (limit_wait_s)"
+        ) from (failed.__cause__ if failed is not None else None)
+
+    async def _create_when_allowed(
+        self, wish: InstanceWish, seconds: float, told: Callable[[Failure], Awaitable[None]] | None
+    ) -> tuple[Instance, float]:
         began = time.monotonic()
         gate = self._gate()
         await gate.acquire()
         queued = time.monotonic() - began
-        # The create goes on by itself when its caller leaves, so that what it makes can be ended.
+        held = leases.current()
+        try:
+            lease = held.begin(self.address, wish.run_id, wish.env_key)
+        except BaseException:
+            gate.release()
+            raise
+        # The create goes on by itself when its caller leaves, so that its answer says what is to be ended.
         left = asyncio.Event()
-        work = asyncio.ensure_future(self._create(wish, budget, left, told))
+        work = asyncio.ensure_future(self._create(wish, lease, Budget(seconds), left, told))
         work.add_done_callback(lambda _: gate.release())
         try:
             return await asyncio.shield(work), queued
         except asyncio.CancelledError:
             left.set()
-            if not work.cancelled():
-                leases.finish(self._end_orphan(work))
+            held.end(lease)
+            if not work.done():
+                work.add_done_callback(lambda done: done.cancelled() or done.exception())
+                asyncio.get_running_loop().call_later(ORPHAN_SECONDS, work.cancel)
             raise
-
-    async def _end_orphan(self, work: asyncio.Future[Instance]) -> None:
-        try:
-            instance = await asyncio.wait_for(work, ORPHAN_SECONDS)
-        except (FleetError, TimeoutError):
-            return
-        await self.delete(instance.instance_id)
 
     async def _create(
         self,
         wish: InstanceWish,
+        lease: Lease,
         budget: Budget,
         left: asyncio.Event,
         told: Callable[[Failure], Awaitable[None]] | None,
     ) -> Instance:
-        body = wish.body()
-        names = _RequestName()
+        body, held = wish.body(), leases.current()
         attempts = Backoff(first=0.5, longest=8.0, attempts=self.backoff.attempts)
 
+        lost = False
+
         async def attempt() -> Instance:
+            nonlocal lost
             body["max_wait_seconds"] = int(min(max(budget.left - ANSWER_MARGIN, 0), LONGEST_CREATE_WAIT))
-            instance = await self._create_once(body, names, budget)
+            # Until a try is known to have been refused, it may have made an instance.
+            known, lost = lost, True
+            try:
+                instance = await self._create_once(body, lease, budget)
+            except FleetError as error:
+                lost = known or error.ran is not False
+                raise
+            lost = False
             if instance.has_ended:
-                names.renew()
+                held.rename(lease)
                 raise _Stillborn(f"instance {instance.instance_id} came up with status {instance.status!r}")
             if instance.urls is None:
                 raise ProtocolError(f"instance {instance.instance_id} has no addresses")
             return instance
 
-        held = leases.current()
-        for forgotten in held.take_abandoned(self.address):
-            leases.finish(self.delete(forgotten))
-        number = held.begin_create(self.address, wish.run_id)
         try:
             instance = await retried(
                 attempt,
                 what=f"creating an instance of {wish.env_key}",
                 budget=budget,
                 backoff=attempts,
-                may_retry=lambda error: error.transient and not left.is_set(),
+                may_retry=lambda error: (
+                    error.transient and not isinstance(error, InstanceLimit) and not left.is_set()
+                ),
                 before_retry=told,
+                # A plane that says why it does not make one now is asked for as long as the budget lasts.
+                counts=lambda error: not (isinstance(error, PlaneError | RequestRefused) and error.ran is False),
             )
         except FleetError as error:
-            held.end_create(number, unsure=error.ran is None)
+            lease.is_in_flight = False
+            if not lost and lease.instance_id is None:
+                held.finish(lease)
+            else:
+                held.end(lease)
             failed = ProvisioningFailed(
                 f"no instance of {wish.env_key}: {error}", hint=error.hint, attempts=error.data.get("attempts", 1)
             )
             raise failed from error
         except asyncio.CancelledError:
-            held.end_create(number, unsure=True)
+            lease.is_in_flight = False
+            held.end(lease)
             raise
-        held.end_create(number, unsure=False)
-        held.opened(self.address, instance.instance_id)
+        held.hold(lease)
         return instance
 
-    async def _create_once(self, body: dict[str, Any], names: _RequestName, budget: Budget) -> Instance:
-        headers = {"X-Request-ID": names.now}
+    async def _create_once(self, body: dict[str, Any], lease: Lease, budget: Budget) -> Instance:
+        headers = {"X-Request-ID": lease.request_id}
         try:
             reply = await self._send("POST", "/v1/env/instances", budget.left, body, headers)
         except PlaneError as error:
             duplicate = _duplicate(error)
             if duplicate is None:
                 raise
+            leases.current().name(lease, duplicate)
             return await self._wait_running(duplicate, budget)
         instance = read_instance(reply.json())
+        leases.current().name(lease, instance.instance_id)
         return instance if instance.status != "pending" else await self._wait_running(instance.instance_id, budget)
 
     async def _wait_running(self, instance_id: str, budget: Budget) -> Instance:
@@ -209,19 +274,61 @@ class Plane:
             return True if isinstance(error, PlaneError) and error.status == 404 else None
 
     async def delete(self, instance_id: str) -> None:
-        """End an instance. One that has ended already is as good."""
+        """End an instance, with retries. One that has ended already is as good. Raises FleetError."""
+        name = str(uuid.uuid4())
+        await retried(
+            lambda: self.delete_once(instance_id, seconds=DELETE_SECONDS, name=name),
+            what=f"DELETE {instance_id}",
+            budget=Budget(DELETE_SECONDS),
+            backoff=self.backoff,
+            may_retry=lambda error: error.transient,
+        )
+        lease = leases.current().find(self.address, instance_id)
+        if lease is not None:
+            leases.current().finish(lease)
+
+    async def delete_once(self, instance_id: str, *, seconds: float, name: str | None = None) -> None:
+        """One try to end an instance. Returns when the plane confirms that it is gone; raises FleetError if not."""
+        path, headers = f"/v1/env/instances/{instance_id}", {"X-Request-ID": name or str(uuid.uuid4())}
         try:
-            name = {"X-Request-ID": str(uuid.uuid4())}
-            await self._repeated("DELETE", f"/v1/env/instances/{instance_id}", DELETE_SECONDS, headers=name)
+            reply = await self._send("DELETE", path, seconds, headers=headers)
         except PlaneError as error:
-            if error.status not in GONE_STATUSES:
-                raise
-        leases.current().closed(self.address, instance_id)
+            if error.status in GONE_STATUSES:
+                return
+            perhaps = error.status in PERHAPS_GONE_STATUSES and not error.transient
+            if perhaps and await self.is_gone(instance_id):
+                return
+            raise
+        document = reply.json() if reply.body.strip() else None
+        status = document.get("status") if isinstance(document, dict) else None
+        if status in ALIVE and not await self.is_gone(instance_id):
+            raise _StillAlive(f"instance {instance_id} is {status} after it was deleted")
 
     async def delete_run(self, run_id: str) -> list[Instance]:
         """End all instances of a run."""
         reply = await self._repeated("DELETE", "/v1/env/instances/batch", DELETE_SECONDS, params={"run_id": run_id})
-        return [read_instance(member) for member in reply.json()]
+        return _instances(reply.json())
+
+    async def list_run(self, run_id: str, *, seconds: float = GET_SECONDS) -> list[Instance]:
+        """All instances of a run, asked for once."""
+        reply = await self._send("GET", "/v1/env/instances", seconds, params={"run_id": run_id})
+        return _instances(reply.json())
+
+    async def repeat_create(self, env_key: str, run_id: str, request_id: str, *, seconds: float) -> str:
+        """The id of the instance that an earlier create under this request id made.
+
+        If it made none, one is made now, with a short time to live: end it. Raises PlaneError when neither is done.
+        """
+        wish = InstanceWish(env_key=env_key, ttl_seconds=REPEATED_TTL, run_id=run_id)
+        body = {**wish.body(), "max_wait_seconds": 0}
+        try:
+            reply = await self._send("POST", "/v1/env/instances", seconds, body, {"X-Request-ID": request_id})
+        except PlaneError as error:
+            duplicate = _duplicate(error)
+            if duplicate is None:
+                raise
+            return duplicate
+        return read_instance(reply.json()).instance_id
 
     async def heartbeat(self, instance_id: str, *, seconds: float = GET_SECONDS) -> None:
         await self._repeated("POST", f"/v1/env/instances/{instance_id}/heartbeat", seconds, {})
@@ -308,20 +415,22 @@ class Plane:
         return gates.setdefault(self.address.base_url, asyncio.Semaphore(CREATES_AT_ONCE))
 
 
-class _RequestName:
-    """The `X-Request-ID` of a create: the same as long as the same instance is meant."""
-
-    def __init__(self) -> None:
-        self.now = str(uuid.uuid4())
-
-    def renew(self) -> None:
-        self.now = str(uuid.uuid4())
-
-
 class _Stillborn(FleetError):
     """The instance ended before it ran: another one may do better."""
 
     transient = True
+
+
+class _StillAlive(FleetError):
+    """The plane took a DELETE, and the instance lives."""
+
+    transient = True
+
+
+def _instances(document: Any) -> list[Instance]:
+    if not isinstance(document, list):
+        raise ProtocolError("the control plane answered with something that is not a list of instances")
+    return [read_instance(member) for member in document]
 
 
 def _duplicate(error: PlaneError) -> str | None:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from paddock.fleet.errors import FleetError
-from paddock.fleet.events import MakeFailed, MakeRetry, ProvisioningCompleted
+from paddock.fleet.events import MakeFailed, MakeRetry, MakeWaiting, ProvisioningCompleted
 from paddock.fleet.handle import InstanceHandle
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 async def provision(
-    plane: Plane, wish: InstanceWish, *, seconds: float, context: TaskContext, bus: Bus
+    plane: Plane, wish: InstanceWish, *, seconds: float, limit_seconds: float, context: TaskContext, bus: Bus
 ) -> InstanceHandle:
     """A running instance. Raises ProvisioningFailed."""
 
@@ -39,9 +39,20 @@ async def provision(
             )
         )
 
+    def waiting(ahead: int, waited: float) -> None:
+        logger.warning(
+            "[%s] the plane runs as many instances as it may: waiting for a place (%d ahead, %.0f s so far)",
+            context.label,
+            ahead,
+            waited,
+        )
+        bus.emit(MakeWaiting(context=context, ahead=ahead, waited_s=round(waited, 1)))
+
     began = time.monotonic()
     try:
-        instance, queued = await plane.create(wish, seconds=seconds, told=told)
+        instance, queued = await plane.create(
+            wish, seconds=seconds, told=told, limit_seconds=limit_seconds, waiting=waiting
+        )
     except FleetError as error:
         bus.emit(
             MakeFailed(

@@ -87,11 +87,13 @@ async def retried(
     attempt_seconds: float | None = None,
     may_retry: Callable[[FleetError], bool],
     before_retry: Callable[[Failure], Awaitable[None]] | None = None,
+    counts: Callable[[FleetError], bool] | None = None,
 ) -> T:
     """The first result of `work`, tried again as long as `may_retry` agrees and the budget lasts.
 
-    `before_retry` is told of each failure before the pause; what it raises ends the retrying. The last failure is
-    raised as it is, with `attempts` in its data.
+    A failure for which `counts` is False is limited by the budget alone. `before_retry` is told of each failure
+    before the pause; what it raises ends the retrying. The last failure is raised as it is, with `attempts` in its
+    data.
     """
     attempt = 0
     counted = 0
@@ -102,7 +104,7 @@ async def retried(
             return await within(seconds, work(), what)
         except FleetError as error:
             eager = budget.spent < backoff.eager_for
-            counted += not eager
+            counted += not eager and (counts is None or counts(error))
             pause = backoff.pause(attempt - 1, error.retry_after, eager=eager)
             error.data["attempts"] = attempt
             if not may_retry(error) or counted >= backoff.attempts or pause >= budget.left:

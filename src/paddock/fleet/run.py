@@ -6,17 +6,16 @@ instance is ended whatever happens, and all of them carry the batch's id as thei
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import TaskError
 from paddock.fleet import leases
-from paddock.fleet.errors import FleetError
-from paddock.fleet.plane import Plane
+from paddock.fleet.events import MakeWaiting
 from paddock.fleet.scene import FleetScene
 from paddock.fleet.task import read_document
 from paddock.rollouts.batch import RETRIES, BatchResult, new_batch_id
@@ -27,6 +26,7 @@ from paddock.rollouts.loop.plan import LoopPlan
 from paddock.rollouts.runs import opened
 from paddock.rollouts.task import Task
 from paddock.rollouts.unhurried import unhurried
+from paddock.telemetry.bus import bus as process_bus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -163,21 +163,23 @@ async def run_tasks(
             on_change=on_change,
             on_settled=on_settled,
         )
+        unsubscribe = process_bus.subscribe(partial(_tell_of_waiting, log)) if log is not None else None
         try:
             return await batch.run()
         finally:
-            await unhurried(sweep(plane, run_id))
+            if unsubscribe is not None:
+                unsubscribe()
+            await unhurried(sweep(run_id))
 
 
-async def sweep(plane: PlaneAddress, run_id: str) -> None:
-    """End what may be left of a run: instances whose makers were cancelled before they knew of them."""
-    try:
-        async with asyncio.timeout(SWEEP_SECONDS):
-            await Plane(plane).delete_run(run_id)
-            # A create that the plane had not begun yet makes an instance all the same, and ends it then.
-            await leases.finished()
-    except (FleetError, TimeoutError) as error:
-        logger.warning("what may be left of run %s could not be ended: %s", run_id, str(error) or "no answer")
+def _tell_of_waiting(log: Callable[[str], None], event: object) -> None:
+    if isinstance(event, MakeWaiting) and not event.ahead:
+        log(f"the plane runs as many instances as it may; the next rollout waits ({event.waited_s:.0f} s so far)")
+
+
+async def sweep(run_id: str) -> None:
+    """End what this process may have left of a run. What the plane does not confirm in time stays on disk."""
+    await leases.close_all(run_id, seconds=SWEEP_SECONDS)
 
 
 def enough(limits: Timeouts, agent_timeout: float | None) -> int:

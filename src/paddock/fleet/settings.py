@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from paddock.errors import ConfigError
 
@@ -29,6 +30,21 @@ def plane_address(api_key: str | None = None, base_url: str | None = None) -> Pl
         raise ConfigError("Fleet API key required", hint="pass api_key or set FLEET_API_KEY")
     address = base_url or os.environ.get("FLEET_BASE_URL") or DEFAULT_BASE_URL
     return PlaneAddress(address.rstrip("/"), key)
+
+
+def state_folder() -> Path:
+    """`$PADDOCK_FLEET`, or `paddock/fleet` where the user's data lives."""
+    chosen = os.environ.get("PADDOCK_FLEET")
+    if chosen:
+        return Path(chosen).expanduser()
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data).expanduser() / "paddock" / "fleet"
+
+
+def leases_folder() -> Path:
+    """Where processes write down what they hold: `$PADDOCK_FLEET_LEASES`, or `leases` in the state folder."""
+    chosen = os.environ.get("PADDOCK_FLEET_LEASES")
+    return Path(chosen).expanduser() if chosen else state_folder() / "leases"
 
 
 def call_deadline() -> float:

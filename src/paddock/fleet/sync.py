@@ -24,7 +24,7 @@ class LoopThread:
     def __init__(self, name: str = "paddock-fleet") -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._running: _Running | None = None
+        self._running: RunningLoop | None = None
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
         """Run an async function on the thread's loop and wait for its result."""
@@ -38,7 +38,7 @@ class LoopThread:
         # Under the lock, so that `close` cannot stop the loop between the two and leave the caller waiting.
         with self._lock:
             if self._running is None:
-                self._running = _Running(self._name)
+                self._running = RunningLoop(self._name)
                 weakref.finalize(self, self._running.stop)
             future = self._running.submit(work())
         try:
@@ -65,28 +65,30 @@ class LoopThread:
             running.stop()
 
 
-class _Running:
+class RunningLoop:
+    """A daemon thread that runs an event loop until `stop`."""
+
     def __init__(self, name: str) -> None:
         self.pid = os.getpid()
         started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=_run, args=(started,), name=name, daemon=True)
         self._thread.start()
-        self._loop = started.result()
+        self.loop = started.result()
 
     @property
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def stop(self) -> None:
         if self.pid != os.getpid():
             return
         if not self._ended.is_set():
             self._ended.set()
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self.loop.call_soon_threadsafe(self.loop.stop)
         if not self.is_current:
             self._thread.join()
 

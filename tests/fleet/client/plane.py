@@ -58,6 +58,7 @@ class Box:
     env_key: str
     body: dict[str, Any]
     made_at: float
+    request_id: str = ""
     status: str = "running"
     rows: list[str] = field(default_factory=list)
     resets: int = 0
@@ -103,6 +104,8 @@ class LabPlane:
         self.image: str | None = PIXEL
         self.keepalive = 75.0
         self.dedup = True
+        self.shows_request_ids = False
+        self.limit: int | None = None
 
     # -- its life ---------------------------------------------------------------------------------------
 
@@ -225,6 +228,10 @@ class LabPlane:
             for box in ended:
                 box.status = "stopped"
             return web.json_response([self._shown(box) for box in ended])
+        if path == "/v1/env/instances":
+            run = request.query.get("run_id")
+            found = [box for box in self.boxes.values() if run in (None, box.body.get("run_id"))]
+            return web.json_response([self._shown(box) for box in found])
         if path.startswith("/v1/env/instances/"):
             return self._one(request, path.split("/")[4])
         if path == "/v1/runner-auth/token" and self.gated:
@@ -243,7 +250,10 @@ class LabPlane:
         if name in self.named and self.dedup:
             detail = {"error": "duplicate_request_id", "message": "again", "instance_id": self.named[name]}
             return web.json_response({"detail": detail}, status=409)
-        box = Box(f"inst-{uuid.uuid4().hex[:8]}", body["env_key"], body, time.monotonic())
+        if self.limit is not None and len(self.running) >= self.limit:
+            detail = {"error_type": "instance_limit_exceeded", "message": "full", "instance_limit": self.limit}
+            return web.json_response({"detail": detail}, status=403)
+        box = Box(f"inst-{uuid.uuid4().hex[:8]}", body["env_key"], body, time.monotonic(), request_id=name)
         self.named[name] = box.id
         self.boxes[box.id] = box
         self.running_creates += 1
@@ -267,7 +277,9 @@ class LabPlane:
         return {
             "instance_id": box.id, "env_key": box.env_key, "version": box.body.get("env_version", "v1"),
             "status": box.status, "subdomain": "x", "created_at": "now", "updated_at": "now", "team_id": "t",
-            "region": "local", "run_id": box.body.get("run_id"), "heartbeat_interval": self.heartbeat_interval,
+            "region": "local", "run_id": box.body.get("run_id"),
+            "request_id": box.request_id if self.shows_request_ids else None,
+            "heartbeat_interval": self.heartbeat_interval,
             "urls": {"root": root, "app": [root], "manager": {"api": f"{root}{box.env_key}/api/v1/env"}},
         }  # fmt: skip
 

@@ -293,7 +293,6 @@ def test_09_a_passing_failure_to_make_is_retried(fault: dict[str, Any], creates:
         (400, {"detail": [{"loc": ["body"], "msg": "wrong"}]}),
         (503, {"detail": {"message": "never", "retryable": False}}),
         (401, {"detail": "no"}),
-        (403, {"detail": {"error_type": "instance_limit_exceeded", "message": "full", "running_instances": 3}}),
     ],
 )
 def test_09_a_final_failure_to_make_is_not_retried(status: int, body: Any) -> None:

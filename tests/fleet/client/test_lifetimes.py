@@ -18,8 +18,8 @@ import asyncio, sys
 from paddock.fleet import FleetEnvClient
 from paddock.fleet.leases import run_id
 async def main():
-    await FleetEnvClient.from_fleet_async("{key}", "notes", base_url="{url}")
-asyncio.run(main())
+    return await FleetEnvClient.from_fleet_async("{key}", "notes", base_url="{url}")
+kept = asyncio.run(main())
 print(run_id(), flush=True)
 {end}
 """
@@ -33,8 +33,8 @@ def leave(plane: LabPlane, end: str) -> subprocess.Popen[str]:
 
 def test_what_a_process_leaves_is_ended_at_its_exit() -> None:
     with lab() as plane:
-        _, err = leave(plane, "").communicate(timeout=30)
-        assert err == ""
+        run, err = leave(plane, "").communicate(timeout=30)
+        assert err == f"paddock: run {run.strip()} at {plane.url}; if it is killed: paddock fleet rm --run {run}"
         assert [box.status for box in plane.boxes.values()] == ["stopped"]
 
 
@@ -62,7 +62,7 @@ def test_a_create_whose_caller_left_is_ended_when_it_answers() -> None:
         await asyncio.wait([making])
         assert making.cancelled()
         deadline = asyncio.get_running_loop().time() + 5
-        while plane.running or held.current().open:
+        while plane.running or held.current().outstanding():
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.01)
 

@@ -239,6 +239,8 @@ def on_the_wire(instance: Instance, settings: PlaneSettings) -> dict[str, Any]:
     """An instance as clients know it. Only a running one has addresses: a port is used again."""
     return {
         "instance_id": instance.instance_id,
+        # A client whose create got no answer finds its instance by this.
+        "request_id": instance.request_id,
         "env_key": instance.env_key,
         "version": instance.version,
         "status": instance.status,

@@ -1,0 +1,204 @@
+"""Leases on disk, so that a process that was killed leaves word of what it may have left running.
+
+Each process has one file of JSON lines and holds an exclusive `flock` on it while it lives. The kernel releases the
+lock however the process ends, so "the owner is dead" never depends on process ids or clocks. A line is written before
+the request it describes is sent. The file holds no key, only its fingerprint: whoever recovers a lease must have the
+key. Knows no network.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import uuid
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from paddock.fleet.settings import leases_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from paddock.fleet.settings import PlaneAddress
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".leases"
+REWRITE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A lease as it is written down."""
+
+    number: int
+    plane: str
+    key: str
+    """The fingerprint of the key."""
+    run: str
+    is_own_run: bool
+    """Whether the run id was made up by the owner, so that nobody else has instances in this run."""
+    env_key: str
+    request: str
+    instance: str | None = None
+
+    def belongs_to(self, address: PlaneAddress) -> bool:
+        return self.plane == address.base_url and self.key == fingerprint(address)
+
+
+def fingerprint(address: PlaneAddress) -> str:
+    return hashlib.sha256(address.api_key.encode()).hexdigest()[:16]
+
+
+class Journal:
+    """The file of this process. Where it cannot be written, leases live in memory only, with a warning."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        self._path: Path | None = None
+        self._broken = False
+        self._records: dict[int, Record] = {}
+
+    def write(self, record: Record) -> None:
+        """Put down a lease as it is now."""
+        self._records[record.number] = record
+        self._append(_line(record))
+
+    def remove(self, number: int) -> None:
+        """The lease is gone. An empty journal takes no space."""
+        if self._records.pop(number, None) is None:
+            return
+        if self._records:
+            self._append(json.dumps({"number": number, "gone": True}) + "\n")
+        elif self._file is not None:
+            with suppress(OSError):
+                os.ftruncate(self._file, 0)
+
+    def close(self) -> None:
+        """Release the lock. What is still written down is the next process's to end."""
+        if self._file is None:
+            return
+        if not self._records and self._path is not None:
+            self._path.unlink(missing_ok=True)
+        os.close(self._file)
+        self._file = None
+
+    def drop(self) -> None:
+        """In a forked child: the lock is the parent's, and closing our descriptor does not release it."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _append(self, line: str) -> None:
+        if self._broken:
+            return
+        try:
+            file = self._open() if self._file is None else self._file
+            if os.write(file, line.encode()) and os.fstat(file).st_size > REWRITE_BYTES:
+                self._rewrite()
+        except OSError as error:
+            self._broken = True
+            logger.warning(
+                "leases cannot be written to %s (%s): what this process leaves when it is killed cannot be recovered",
+                leases_folder(),
+                error,
+            )
+
+    def _open(self) -> int:
+        folder = leases_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / f"{os.getpid()}-{uuid.uuid4().hex}{SUFFIX}"
+        # Locked under another name first: nobody may find it unlocked and take its owner for dead.
+        hidden = path.with_suffix(".new")
+        file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        hidden.rename(path)
+        self._file, self._path = file, path
+        return file
+
+    def _rewrite(self) -> None:
+        old, path = self._file, self._path
+        lines = "".join(_line(record) for record in self._records.values())
+        os.write(self._open(), lines.encode())
+        if path is not None:
+            path.unlink(missing_ok=True)
+        if old is not None:
+            os.close(old)
+
+
+class DeadJournal:
+    """The file of a process that has ended, locked by us."""
+
+    def __init__(self, path: Path, file: int) -> None:
+        self._path = path
+        self._file = file
+        self.records = _read(path)
+
+    def remove(self, number: int) -> None:
+        self.records.pop(number, None)
+        if self.records:
+            os.write(self._file, (json.dumps({"number": number, "gone": True}) + "\n").encode())
+        else:
+            self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def dead_journals() -> Iterator[list[DeadJournal]]:
+    """The journals whose owners are dead, locked until the block ends: each has one recoverer at a time."""
+    found: list[DeadJournal] = []
+    files: list[int] = []
+    try:
+        for path in sorted(leases_folder().glob(f"*{SUFFIX}")):
+            with suppress(OSError):
+                file = os.open(path, os.O_RDWR | os.O_APPEND)
+                files.append(file)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(file).st_nlink == 0:
+                    continue
+                journal = DeadJournal(path, file)
+                if journal.records:
+                    found.append(journal)
+                else:
+                    path.unlink(missing_ok=True)
+        yield found
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def written_instances(address: PlaneAddress) -> set[str]:
+    """The instances of a plane that any process of this machine has written down, living or dead."""
+    found: set[str] = set()
+    for path in leases_folder().glob(f"*{SUFFIX}"):
+        records = _read(path).values()
+        found |= {each.instance for each in records if each.instance and each.belongs_to(address)}
+    return found
+
+
+def _line(record: Record) -> str:
+    return json.dumps({name: getattr(record, name) for name in Record.__slots__}) + "\n"
+
+
+def _read(path: Path) -> dict[int, Record]:
+    """What is written in a file. A last line that was cut off, by a kill or a full disk, is left out."""
+    records: dict[int, Record] = {}
+    try:
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return records
+    for line in lines:
+        try:
+            document: Any = json.loads(line)
+            if document.get("gone"):
+                records.pop(document["number"], None)
+            else:
+                record = Record(**document)
+                records[record.number] = replace(record)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return records

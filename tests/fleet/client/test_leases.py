@@ -1,0 +1,363 @@
+"""Every instance that was or may have been made has one owner until the plane confirms that it is gone."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddock.fleet import close_all, deleter
+from paddock.fleet import leases as held
+from paddock.fleet.errors import ProvisioningFailed
+from paddock.fleet.journal import dead_journals
+from paddock.fleet.recovery import recover
+from paddock.fleet.retry import Backoff
+from paddock.fleet.settings import PlaneAddress
+
+from .episodes import Heard, env_on
+from .plane import KEY, LabPlane, lab
+from .test_faults import made
+
+PROGRAM = """
+import asyncio, sys
+from paddock.fleet import FleetEnvClient
+async def main():
+    return await FleetEnvClient.from_fleet_async("{key}", "notes", base_url="{url}", run_id={run!r})
+kept = asyncio.run(main())
+print("made", flush=True)
+sys.stdin.read()
+"""
+SOON = 10.0
+
+
+@pytest.fixture(autouse=True)
+def short_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deleter, "ATTEMPT_SECONDS", 0.5)
+    monkeypatch.setattr(deleter, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(deleter, "PAUSES", Backoff(first=0.1, longest=1.0))
+
+
+@pytest.fixture(autouse=True)
+def journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Leases of child processes go where no other test looks. This process has opened its own file already."""
+    monkeypatch.setenv("PADDOCK_FLEET_LEASES", str(tmp_path / "leases"))
+    return tmp_path / "leases"
+
+
+def wait_until(is_true: Callable[[], Any], seconds: float = SOON) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def address(plane: LabPlane) -> PlaneAddress:
+    return PlaneAddress(plane.url, KEY)
+
+
+@contextlib.contextmanager
+def process(plane: LabPlane, run: str | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Another process that makes an instance and keeps it."""
+    code, pipe = PROGRAM.format(key=KEY, url=plane.url, run=run), subprocess.PIPE
+    started = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate(timeout=10)
+
+
+def has_made(started: subprocess.Popen[str]) -> None:
+    assert started.stdout is not None
+    assert started.stdout.readline() == "made\n"
+
+
+def kill(started: subprocess.Popen[str], number: int = signal.SIGKILL) -> str:
+    os.kill(started.pid, number)
+    return started.communicate(timeout=10)[1]
+
+
+# -- a create without an answer -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run", "settings", "times"),
+    [
+        (None, {}, -1),
+        (None, {"dedup": False}, -1),
+        ("mine", {"shows_request_ids": True}, -1),
+        ("mine", {}, 1),
+    ],
+    ids=["own run", "own run, plane knows no request ids", "shared run, ids shown", "shared run, asked again"],
+)
+@pytest.mark.parametrize("leaves", ["cancelled", "timed out"])
+def test_what_a_hanging_create_made_is_ended_at_once(
+    run: str | None, settings: dict[str, Any], times: int, leaves: str
+) -> None:
+    async def main() -> None:
+        if leaves == "timed out":
+            with pytest.raises(ProvisioningFailed):
+                await made(plane, run_id=run, create_timeout_s=0.3)
+        else:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(made(plane, run_id=run), 0.3)
+        await asyncio.to_thread(wait_until, lambda: plane.boxes and not plane.running)
+
+    with lab(**settings) as plane:
+        plane.fail("POST", "/v1/env/instances$", hang=True, after=True, times=times)
+        asyncio.run(main())
+        assert plane.count("DELETE", "batch") == 0
+
+
+def test_an_instance_of_another_create_is_not_taken_for_an_orphan() -> None:
+    async def main() -> None:
+        lost = asyncio.ensure_future(made(plane))
+        await asyncio.to_thread(wait_until, lambda: len(plane.boxes) == 1)
+        plane.create_seconds = 1.0
+        slow = asyncio.ensure_future(made(plane))
+        await asyncio.to_thread(wait_until, lambda: len(plane.boxes) == 2)
+        lost.cancel()
+        orchestrator, _ = await slow
+        await asyncio.to_thread(wait_until, lambda: len(plane.running) == 1)
+        assert orchestrator._fleet_env is not None
+        assert plane.running[0].id == orchestrator._fleet_env.instance_id
+        await orchestrator.close_async()
+
+    with lab() as plane:
+        plane.fail("POST", "/v1/env/instances$", hang=True, after=True)
+        asyncio.run(main())
+
+
+def test_an_instance_of_another_process_in_the_same_run_is_left_alone() -> None:
+    async def main() -> None:
+        with pytest.raises(ProvisioningFailed):
+            await made(plane, run_id="shared", create_timeout_s=0.3)
+        await asyncio.to_thread(wait_until, lambda: len(plane.running) == 1)
+        await close_all("shared")
+
+    with lab() as plane, process(plane, "shared") as other:
+        has_made(other)
+        first = plane.box.id
+        plane.fail("POST", "/v1/env/instances$", hang=True, after=True)
+        asyncio.run(main())
+        assert [box.id for box in plane.running] == [first]
+
+
+# -- deletions that fail --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"status": 500},
+        {"status": 400, "body": {"detail": "Rate limit exceeded"}},
+        {"status": 200, "body": {"success": False}},
+    ],
+    ids=["500", "rate limit", "success false"],
+)
+def test_a_deletion_is_tried_until_it_is_confirmed(fault: dict[str, Any]) -> None:
+    async def main() -> None:
+        orchestrator, _ = await made(plane)
+        await orchestrator.close_async()
+        await asyncio.to_thread(wait_until, lambda: not plane.running)
+
+    with lab() as plane:
+        plane.fail("DELETE", "/v1/env/instances/", times=8, **fault)
+        asyncio.run(main())
+        assert plane.count("DELETE", "/v1/env/instances/") == 9
+        assert held.current().outstanding() == []
+
+
+def test_an_instance_that_lives_on_after_its_deletion_is_deleted_again() -> None:
+    async def main() -> None:
+        orchestrator, _ = await made(plane)
+        plane.fail("DELETE", "/v1/env/instances/", 200, body={"instance_id": plane.box.id, "status": "running"})
+        await orchestrator.close_async()
+        assert plane.running == []
+
+    with lab() as plane:
+        asyncio.run(main())
+
+
+def test_who_is_cancelled_does_not_wait_for_a_hanging_deletion() -> None:
+    async def episode() -> None:
+        async with env_on(plane) as env:
+            await env.reset_async()
+            await asyncio.sleep(60)
+
+    async def main() -> None:
+        running = asyncio.ensure_future(episode())
+        await asyncio.sleep(0.5)
+        plane.fail("DELETE", "/v1/env/instances/", hang=True)
+        began = time.monotonic()
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        assert time.monotonic() - began < 0.5
+        await asyncio.to_thread(wait_until, lambda: not plane.running)
+
+    with lab() as plane:
+        asyncio.run(main())
+
+
+def test_closing_waits_a_few_seconds_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        orchestrator, _ = await made(plane, bus=heard.bus)
+        await orchestrator.close_async()
+        assert heard.count("fleet_close_failed") == 1
+        plane.heal()
+        await asyncio.to_thread(wait_until, lambda: not plane.running)
+
+    heard = Heard()
+    monkeypatch.setattr("paddock.fleet.handle.CLOSE_SECONDS", 0.2)
+    with lab() as plane:
+        plane.fail("DELETE", "/v1/env/instances/", 500, times=-1)
+        asyncio.run(main())
+
+
+# -- processes that were killed -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", [None, "named"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_next_process_ends_what_a_killed_one_left(run: str | None, number: int, journals: Path) -> None:
+    with lab() as plane, process(plane, run) as living:
+        has_made(living)
+        kept = plane.box.id
+        with process(plane, run) as killed:
+            has_made(killed)
+            said = kill(killed, number)
+        if run is None:
+            assert plane.box.body["run_id"] in said
+        assert len(plane.running) == 2
+        assert KEY not in "".join(path.read_text() for path in journals.iterdir())
+        with process(plane) as following:
+            has_made(following)
+            wait_until(lambda: len(plane.running) == 2)
+            assert kept in [box.id for box in plane.running]
+
+
+@pytest.mark.parametrize(
+    ("run", "settings"),
+    [(None, {}), ("named", {}), ("named", {"shows_request_ids": True})],
+    ids=["own run", "asked again", "ids shown"],
+)
+def test_a_process_that_was_killed_while_its_create_hung_is_recovered(
+    run: str | None, settings: dict[str, Any]
+) -> None:
+    with lab(**settings) as plane, process(plane, run) as killed:
+        plane.fail("POST", "/v1/env/instances$", hang=True, after=True)
+        wait_until(lambda: plane.boxes)
+        kill(killed)
+        ended, left = asyncio.run(recover(address(plane)))
+        assert (ended, left, plane.running) == ([plane.box.id], 0, [])
+        assert len(plane.boxes) == 1
+
+
+def test_what_a_create_may_make_is_written_down_before_it_is_sent(journals: Path) -> None:
+    with lab() as plane, process(plane) as other:
+        plane.fail("POST", "/v1/env/instances$", hang=True)
+        wait_until(lambda: plane.count("POST", "/v1/env/instances$"))
+        sent = plane.headers[-1]["X-Request-ID"]
+        assert sent in next(journals.glob("*.leases")).read_text()
+        kill(other)
+
+
+def test_a_plane_that_is_away_is_asked_again_later(journals: Path) -> None:
+    with lab() as plane:
+        with process(plane) as killed:
+            has_made(killed)
+            kill(killed)
+        plane.fail("DELETE", "/v1/env/instances", 503, times=1)
+        assert asyncio.run(recover(address(plane))) == ([], 1)
+        assert asyncio.run(recover(PlaneAddress(plane.url, "another key"))) == ([], 0)
+        assert len(plane.running) == 1
+        assert asyncio.run(recover(address(plane))) == ([plane.box.id], 0)
+        assert list(journals.iterdir()) == []
+
+
+def test_a_line_that_was_cut_off_spoils_no_other(journals: Path) -> None:
+    with lab() as plane:
+        with process(plane) as killed:
+            has_made(killed)
+            kill(killed)
+        with next(journals.glob("*.leases")).open("a") as file:
+            file.write('{"number": 7, "pla')
+        with dead_journals() as found:
+            assert [record.instance for record in found[0].records.values()] == [plane.box.id]
+        asyncio.run(recover(address(plane)))
+        assert plane.running == []
+
+
+def test_without_a_place_to_write_an_instance_is_made_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "leases").write_text("a file, not a folder")
+    with lab() as plane, process(plane) as other:
+        has_made(other)
+        assert other.stdin is not None
+        _, said = other.communicate(timeout=10)
+        assert "cannot be written" in said
+        assert plane.running == []
+
+
+# -- the instance limit ---------------------------------------------------------------------------------
+
+
+def test_at_the_limit_creates_wait_their_turn_in_order() -> None:
+    order: list[int] = []
+
+    async def episode(number: int) -> None:
+        await asyncio.sleep(number * 0.02)
+        async with env_on(plane, heard) as env:
+            await env.reset_async()
+            order.append(number)
+            await asyncio.sleep(0.1)
+            await env.step_async({"done": True})
+
+    async def main() -> None:
+        await asyncio.gather(*(episode(number) for number in range(8)))
+
+    heard = Heard()
+    with lab(limit=2) as plane:
+        began = time.monotonic()
+        asyncio.run(main())
+        assert time.monotonic() - began < 8
+        assert plane.running == []
+    assert order == sorted(order)
+    assert heard.count("fleet_make_waiting") > 0
+    assert heard.is_balanced
+
+
+def test_waiting_for_a_place_has_a_deadline() -> None:
+    async def main() -> None:
+        orchestrator, _ = await made(plane)
+        began = time.monotonic()
+        with pytest.raises(ProvisioningFailed, match="no place became free") as failed:
+            await made(plane, limit_wait_s=0.5)
+        assert 0.4 < time.monotonic() - began < 2
+        assert failed.value.hint is not None
+        await orchestrator.close_async()
+
+    with lab(limit=1) as plane:
+        asyncio.run(main())
+
+
+def test_a_place_that_another_process_frees_is_taken() -> None:
+    async def main() -> None:
+        async with env_on(plane) as env:
+            with_place = asyncio.ensure_future(env.reset_async())
+            await asyncio.sleep(0.6)
+            plane.boxes[first].status = "stopped"
+            await with_place
+
+    with lab(limit=1) as plane, process(plane) as other:
+        has_made(other)
+        first = plane.box.id
+        asyncio.run(main())
+        assert plane.running == []
