@@ -149,7 +149,7 @@ ALLOWED = {
     "server": BASE | {"protocol", "tools", "env", "telemetry", "sessions", "net"},
     "client": BASE | {"protocol", "net"},
     "envs": BASE | {"env", "tools", "rollouts"},
-    "adapters": BASE | {"protocol", "net", "client", "tools", "env", "fleet", "rollouts", "targets"},
+    "adapters": BASE | {"protocol", "net", "client", "tools", "env", "sessions", "fleet", "rollouts", "targets"},
     "tasks": BASE,
     "fleet": BASE | {"protocol", "net", "telemetry", "tools", "env", "targets", "sessions", "server", "rollouts"},
     "rollouts": BASE | {"protocol", "net", "client", "sessions", "tasks", "testing"},

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from paddock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 Mode = Literal["simulation", "production"]
+IsolationKind = Literal["thread", "process"]
 MEBIBYTE = 1024 * 1024
 
 
@@ -90,6 +91,18 @@ class ServerConfig:
     limits: Limits = field(default_factory=Limits)
     access: Access = field(default_factory=Access)
     mode: Mode = "simulation"
+    isolation: IsolationKind | None = None
+    """Where environments run: on threads of the server, or in child processes. None leaves it to the class."""
+    sessions_per_process: int | None = None
+    """With child processes: how many sessions share one. None leaves it to the class."""
+    find_environment: Callable[[], Any] | None = field(default=None, repr=False)
+    """Finds the class or factory in a child process, where that cannot import it by its name."""
+
+    def __post_init__(self) -> None:
+        if self.isolation not in (None, *get_args(IsolationKind)):
+            raise ConfigError(f"isolation is {self.isolation!r}", hint="give 'thread' or 'process'")
+        if self.sessions_per_process is not None and self.sessions_per_process < 1:
+            raise ConfigError(f"sessions_per_process is {self.sessions_per_process}", hint="give at least 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,11 @@ class Environment(Rubrics, Generic[ActionT, ObservationT, StateT]):
     A class that turns out slow is moved to threads, with a warning."""
     thread_affine: ClassVar[bool] = False
     """Whether all calls of an instance must run on one thread, as those of a SQLite connection do."""
+    isolation: ClassVar[str] = "thread"
+    """`"process"` runs the sessions of a server in child processes: a crash, or a step that hangs, ends its own
+    session and nothing else. The class must be defined at the top of a module."""
+    sessions_per_process: ClassVar[int] = 1
+    """With `isolation = "process"`: how many sessions share a child process."""
     step_timeout: ClassVar[float | None] = None
     """Seconds a call may take; None leaves it to the server's `--step-timeout`."""
 

@@ -23,6 +23,7 @@ PaddockError
 │   │   └── QueueTimeout
 │   └── ServerDraining
 ├── EnvironmentFailure             the environment's own code failed
+│   ├── EnvironmentCrashed
 │   ├── FactoryError
 │   ├── StepTimeout
 │   ├── StepCancelled
@@ -225,6 +226,12 @@ class ServerDraining(SessionError):
 
 class EnvironmentFailure(PaddockError):
     code = "EXECUTION_ERROR"
+
+
+class EnvironmentCrashed(EnvironmentFailure):
+    """The process that the environment ran in has ended, and the episode with it."""
+
+    kind = "crashed"
 
 
 class FactoryError(EnvironmentFailure):

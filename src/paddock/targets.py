@@ -46,6 +46,11 @@ def load_target(target: str) -> tuple[Callable[[], Any], str]:
     return class_in_module(target), attribute.lower()
 
 
+def environment_of(target: str) -> Callable[[], Any]:
+    """The class or factory alone: for a process that needs the same environment. Raises TargetError."""
+    return load_target(target)[0]
+
+
 def class_in_module(target: str) -> Callable[[], Any]:
     """The class or factory that `pkg.mod:Class` names. Raises TargetError."""
     place, _, attribute = target.rpartition(":")

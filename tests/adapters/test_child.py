@@ -13,9 +13,9 @@ import pytest
 
 from paddock import Client, SyncClient
 from paddock.adapters.child.hosted import environment_class
-from paddock.adapters.child.process import Process, interpreter
 from paddock.adapters.child.schemas import inlined
 from paddock.errors import EnvironmentFailure, InvalidMessage, StepTimeout, TargetError
+from paddock.sessions.isolation.process import Process, interpreter
 
 LOADER = """
 import json, os, time

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from paddock.cli import counted, note, print_json, refuse_unused
-from paddock.config import MEBIBYTE, Access, Limits, ServerConfig, parse_mode, read_variables
+from paddock.config import MEBIBYTE, Access, IsolationKind, Limits, ServerConfig, parse_mode, read_variables
 from paddock.errors import ConfigError
 from paddock.targets import FORMS
 
@@ -67,6 +67,12 @@ OF_A_CLUSTER = (
 )
 @click.option("--workers", default=1, show_default=True, help="Processes that share the port and the capacity.")
 @click.option(
+    "--isolation",
+    type=click.Choice(["thread", "process"]),
+    help="process: sessions in child processes, a crash is theirs alone. Default: as the class says, or thread.",
+)
+@click.option("--sessions-per-process", type=int, help="With --isolation process: sessions that share a process. [1]")
+@click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
     default="local",
@@ -100,6 +106,7 @@ def command(
     target: str, host: str, port: int, max_sessions: int | None, max_waiting: int | None, session_timeout: float,
     queue_timeout: float,
     resume_window: float, step_timeout: float, drain_grace: float, max_message_mb: int, threads: int, workers: int,
+    isolation: IsolationKind | None, sessions_per_process: int | None,
     mode: str | None, auth_token: str | None, allow_host: tuple[str, ...], allow_origin: tuple[str, ...],
     web: bool, store: Path | None, log_level: str, as_json: bool,
     engine: str, hosts: str, min_hosts: int | None, max_hosts: int | None, host_cpus: float,
@@ -109,7 +116,7 @@ def command(
     from paddock.server.app import create_app, default_sessions
     from paddock.server.run import serve
     from paddock.sessions.blueprint import Blueprint
-    from paddock.targets import load_target
+    from paddock.targets import environment_of, load_target
 
     require_at_least(
         1,
@@ -163,6 +170,9 @@ def command(
         limits=limits,
         access=Access(token=token, hosts=own_names, origins=frozenset(allow_origin)),
         mode=parse_mode(mode) if mode else variables.mode,
+        isolation=isolation,
+        sessions_per_process=sessions_per_process,
+        find_environment=partial(environment_of, target),
     )
     if scale is not None:
         from paddock.cli.serve_ray import serve_on_cluster

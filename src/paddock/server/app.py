@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 import paddock
-from paddock.config import Access, ConcurrencyConfig, Limits, ServerConfig, parse_mode, read_variables
+from paddock.config import Access, ConcurrencyConfig, IsolationKind, Limits, ServerConfig, parse_mode, read_variables
 from paddock.errors import ConfigError, PaddockError
 from paddock.server import openapi
 from paddock.server.access import check_access, check_browser, has_token, lookup
@@ -52,14 +52,16 @@ def create_app(
     state_cls: Any = None,
     reset_observation_cls: Any = None,
     mode: str | None = None,
+    isolation: IsolationKind | None = None,
+    sessions_per_process: int | None = None,
     config: ServerConfig | None = None,
     **of_their_page: Any,
 ) -> Starlette:
     """An ASGI application that serves `env`: a class, or a function that makes an instance.
 
     The first six arguments are OpenEnv's; an app written for it runs with this import instead. `config`
-    holds everything else. What OpenEnv takes for its own page (`gradio_builder`, …) has no effect on ours.
-    Raises ConfigError when the class cannot be served as asked.
+    holds everything else; `isolation` and `sessions_per_process` win over it. What OpenEnv takes for its own page
+    (`gradio_builder`, …) has no effect on ours. Raises ConfigError when the class cannot be served as asked.
     """
     if unknown := of_their_page.keys() - OPENENV_PAGE:
         raise TypeError(f"create_app() got an unexpected keyword argument {min(unknown)!r}")
@@ -74,6 +76,12 @@ def create_app(
     chosen = config or default_config(blueprint, max_concurrent_envs, concurrency_config)
     if mode is not None:
         chosen = replace(chosen, mode=parse_mode(mode))
+    if isolation is not None or sessions_per_process is not None:
+        chosen = replace(
+            chosen,
+            isolation=isolation or chosen.isolation,
+            sessions_per_process=sessions_per_process or chosen.sessions_per_process,
+        )
     service = Service(blueprint, chosen)
     app = Application(
         service,

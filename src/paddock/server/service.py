@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 from paddock.errors import PaddockError
 from paddock.server.outbox import Outbox
 from paddock.sessions.dispatch import Dispatch
+from paddock.sessions.isolation.isolate import isolate
 from paddock.sessions.manager import SessionManager
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ class Service:
 
     def __init__(self, blueprint: Blueprint, config: ServerConfig) -> None:
         blueprint.require_concurrency(config.limits.max_sessions)
+        if (config.isolation or getattr(blueprint.cls, "isolation", "thread")) == "process":
+            shared: int = getattr(blueprint.cls, "sessions_per_process", 1)
+            isolate(
+                blueprint,
+                sessions_per_process=shared if config.sessions_per_process is None else config.sessions_per_process,
+                find=config.find_environment,
+                seconds=config.limits.step_timeout,
+            )
         self.blueprint = blueprint
         self.config = config
         self.dispatch = Dispatch(blueprint, config.limits.step_timeout)
@@ -98,6 +107,8 @@ class Service:
         if colleagues is not None:
             self._manager.ask_others_for_room = colleagues.ask_for_room
         self.outbox = Outbox(self.sockets)
+        if self.blueprint.isolation is not None:
+            self.blueprint.isolation.start()
         self._tick()
 
     def _leave_behind(self, manager: SessionManager) -> None:
@@ -121,6 +132,8 @@ class Service:
         await self._manager.drain(self.config.limits.drain_grace if grace is None else grace)
         if self._timer is not None:
             self._timer.cancel()
+        if self.blueprint.isolation is not None:
+            await asyncio.to_thread(self.blueprint.isolation.stop)
         self._manager = None
 
     async def metadata(self) -> EnvironmentMetadata:

@@ -23,6 +23,7 @@ from paddock.errors import ConfigError, PaddockError
 from paddock.server.listening import bind, url_of
 from paddock.server.run import run
 from paddock.server.workers import GIVEN_UP, Colleagues, Table
+from paddock.sessions.isolation.link import how_it_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,14 +196,3 @@ class Supervisor:
         for pid in self.workers:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-
-
-def how_it_ended(status: int) -> str:
-    """A wait status in words."""
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {-code}, {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"

@@ -33,6 +33,7 @@ from paddock.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paddock.sessions.isolation.isolate import Isolation
     from paddock.tools import ToolSpec
 
 logger = logging.getLogger("paddock.sessions")
@@ -120,6 +121,13 @@ class Blueprint:
                 hint="pass the class, or a function that makes a new instance for each session",
             )
         self.make = make
+        self.options = {
+            "action_type": action_type, "observation_type": observation_type, "state_type": state_type,
+            "reset_observation_type": reset_observation_type, "name": name,
+        }  # fmt: skip
+        """As given: another process makes the same blueprint of them."""
+        self.isolation: Isolation | None = None
+        """The processes that its environments live in, if not this one."""
         self.cls = cls = environment_class(make)
         check_class(cls)
         self.name = name or cls.__name__.lower()
@@ -144,7 +152,7 @@ class Blueprint:
         for spec in (self.tools or {}).values():
             spec.announce()
         self.mcp_calls_are_steps = bool(getattr(cls, "mcp_calls_are_steps", False))
-        self._has_server_inside = hasattr(cls, "mcp_session")
+        self.has_server_inside = hasattr(cls, "mcp_session")
         self.foreign_tool_actions = _foreign_tool_actions(cls, self.action_type) if self.tools is None else None
 
         plain = Where.INLINE if getattr(cls, "inline", False) else Where.THREAD
@@ -166,7 +174,7 @@ class Blueprint:
     def build(self) -> Any:
         """A new environment. Raises whatever its constructor does."""
         environment = self.make()
-        return connect(environment) if self._has_server_inside else environment
+        return connect(environment) if self.has_server_inside else environment
 
     @property
     def routed_action_type(self) -> Any:

@@ -29,6 +29,7 @@ from paddock.protocol.episode import Episode, Phase
 from paddock.protocol.redact import redact, told
 from paddock.protocol.resume import ReplyLedger
 from paddock.sessions.blueprint import SLOW_CALL, Where
+from paddock.sessions.isolation.remote import RemoteEnvironment
 from paddock.sessions.jobs import Call, awaited
 from paddock.sessions.numbered import NewestRequest
 from paddock.sessions.work import Attachment, SideDoor, StepAside, Work, is_done
@@ -276,6 +277,8 @@ class Session:
         work.settle(error)
         if work.task is not None:
             work.task.cancel()
+            if isinstance(self.environment, RemoteEnvironment) and work.deadline is not None:
+                self.environment.end_given_up(max(work.deadline - self.clock(), 0.0))
 
     def _busy(self) -> SessionBusy:
         return SessionBusy("an earlier request was given up, but still holds the environment")
@@ -453,6 +456,9 @@ class Session:
 
     def gives_way(self, now: float) -> bool:
         """Whether this session makes room when the server is full."""
+        if isinstance(self.environment, RemoteEnvironment) and self.environment.is_lost:
+            # Its process has ended. Its client may begin anew with a reset, but not at the cost of others.
+            return not self.is_running
         if self.attachment is not None or self.is_awaited:
             return False
         is_new = self.episode.phase is Phase.NEW

@@ -6,59 +6,52 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import orjson
 from pydantic import WithJsonSchema
+from pydantic_core import from_json
 
-from paddock.adapters.child.link import Link
 from paddock.adapters.child.schemas import inlined, published
 from paddock.adapters.tools import ForeignTool
 from paddock.env import Environment, ToolEnvironment
-from paddock.errors import ToolFailure
+from paddock.errors import InvalidMessage, ToolFailure
+from paddock.protocol.codec import encode
+from paddock.sessions.isolation.remote import RemoteEnvironment, failure_of
 from paddock.types import CallToolObservation, EnvironmentMetadata, ListToolsAction, Observation, State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from paddock.adapters.child.process import Process
+    from paddock.sessions.isolation.process import Process
 
 TASK_METHODS = ("list_splits", "list_tasks", "num_tasks", "get_task", "get_task_range")
 
 
-class Remote:
-    """What both kinds share: one link, opened when it is first needed."""
+class Remote(RemoteEnvironment):
+    """What both kinds share: requests and answers are JSON."""
 
-    process: ClassVar[Process]
+    process: Process
     about: ClassVar[dict[str, Any]]
-    _link: Link | None = None
-    _opening: asyncio.Lock | None = None
 
     async def ask(self, kind: bytes, data: Any = None) -> Any:
-        link = self._link
-        return await (await self._opened() if link is None else link).ask(kind, data)
+        return await self.send(kind, encode(data))
 
-    async def _opened(self) -> Link:
-        self._opening = self._opening or asyncio.Lock()
-        async with self._opening:
-            if self._link is None:
-                link = await Link.over(await asyncio.to_thread(self.process.open))
-                try:
-                    await link.ask(b"open")
-                except BaseException:
-                    await link.close()
-                    raise
-                self._link = link
-            return self._link
+    def decode(self, kind: bytes, data: bytes) -> Any:
+        if kind == b"failed":
+            raise failure_of(data)
+        try:
+            value = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            value = from_json(data)
+        if kind == b"refused":
+            raise InvalidMessage("Invalid message", errors=value)
+        return value
 
     async def reset(self, **arguments: Any) -> Any:
-        if self._link is not None and self._link.lost:
-            self._link = None
+        await self.reopen()
         return await self.ask(b"reset", arguments)
 
     async def state(self) -> Any:
         return await self.ask(b"state")
-
-    async def close(self) -> None:
-        if self._link is not None:
-            await self._link.close()
 
     def get_metadata(self) -> EnvironmentMetadata:
         return EnvironmentMetadata.model_validate(self.about["metadata"])
@@ -77,9 +70,7 @@ class HostedEnvironment(Remote, Environment[Any, Any, Any]):  # type: ignore[mis
     """Actions and observations are dicts here: the other side knows their types, and checks them."""
 
     async def step(self, action: dict[str, Any]) -> dict[str, Any]:
-        # The way of `ask`, without its detour: most of what a server does is this.
-        link = self._link or await self._opened()
-        seen: dict[str, Any] = await link.ask(b"step", action)
+        seen: dict[str, Any] = await self.send(b"step", encode(action))
         return seen
 
 

@@ -204,6 +204,11 @@ class Hosted:
             session.close()
         return told
 
+    def after_fork(self):
+        """Threads do not survive a fork."""
+        if self.shared is not None:
+            self.shared = ThreadPoolExecutor(1)
+
     def open(self):
         return Session(self, self.shared.submit(self.make).result() if self.shared else self.make())
 

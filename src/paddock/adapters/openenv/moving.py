@@ -14,7 +14,7 @@ import sysconfig
 from pathlib import Path
 
 import paddock
-from paddock.adapters.child.process import interpreter
+from paddock.sessions.isolation.process import interpreter
 
 logger = logging.getLogger("paddock.adapters")
 

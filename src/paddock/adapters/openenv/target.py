@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 from pydantic import BaseModel
 
 from paddock.adapters.child.hosted import environment_class
-from paddock.adapters.child.process import Process, interpreter
 from paddock.errors import TargetError
+from paddock.sessions.isolation.process import Process, interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddock.adapters.child.hosted import environment_class
-from paddock.adapters.child.process import Process, interpreter
 from paddock.errors import TargetError
+from paddock.sessions.isolation.process import Process, interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,5 +26,6 @@ def load(rest: str) -> tuple[Callable[[], Any], str]:
         raise TargetError(
             f"verifiers:{rest} does not say where verifiers is installed", hint=f"write verifiers:{rest}@PATH/TO/VENV"
         )
-    process = Process(interpreter(venv), LOADER, place)
+    # Its libraries start threads when they load a taskset, so nothing may be forked afterwards.
+    process = Process(interpreter(venv), LOADER, place, sessions_per_process=0)
     return environment_class(process, process.start()), Path(place).stem.lower()

@@ -1,4 +1,4 @@
-"""The process that hosts environments, as the server sees it.
+"""The host of child processes, as the server sees it.
 
 It is started once and shared by all sessions of a server process; a forked worker starts its own. One that died is
 replaced when the next session opens.
@@ -7,6 +7,7 @@ replaced when the next session opens.
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import logging
 import os
@@ -21,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from paddock.errors import FactoryError, TargetError
+from paddock.sessions.isolation.host import NUMBER, ORDER
 
-logger = logging.getLogger("paddock.adapters")
+logger = logging.getLogger("paddock.sessions")
 
 HOST = Path(__file__).with_name("host.py")
 START_SECONDS = 120.0
@@ -32,12 +34,30 @@ OURS = "PADDOCK_"
 
 
 class Process:
-    """One interpreter that hosts `place`, as `loader` finds it."""
+    """One interpreter that hosts `place`, as `loader` finds it.
 
-    def __init__(self, python: str, loader: Path, place: str) -> None:
+    It forks a process for each `sessions_per_process` sessions; with 0 all of them live in the host itself.
+    """
+
+    def __init__(
+        self,
+        python: str,
+        loader: Path,
+        place: str,
+        *,
+        name: str | None = None,
+        sessions_per_process: int = 1,
+        flags: tuple[str, ...] = (),
+        passes_our_variables: bool = False,
+    ) -> None:
         self.python = python
-        self.place = place
+        self.name = place if name is None else name
+        self._place = place.encode()
         self._loader = loader
+        self._sessions_per_process = sessions_per_process
+        self._flags = flags
+        self._left_out = "\0" if passes_our_variables else OURS
+        self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._owner = 0
         self._running: subprocess.Popen[bytes] | None = None
@@ -47,13 +67,14 @@ class Process:
         """Start it and return what it tells about itself. Raises TargetError."""
         self._owner = os.getpid()
         near, far = socket.socketpair()
+        program = [self.python, *self._flags, str(HOST), str(self._loader)]
         try:
             self._running = subprocess.Popen(
-                [self.python, HOST, self._loader, self.place, str(far.fileno())],
+                [*program, str(self._sessions_per_process), str(far.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=(far.fileno(),),
-                env={name: value for name, value in os.environ.items() if not name.startswith(OURS)},
+                env={name: value for name, value in os.environ.items() if not name.startswith(self._left_out)},
             )
         except OSError as error:
             near.close()
@@ -62,32 +83,52 @@ class Process:
             far.close()
         self._control = near
         atexit.register(self.stop)
+        with suppress(OSError):
+            near.sendall(NUMBER.pack(len(self._place)) + self._place)
         told = self._first_words(near)
         if "error" in told:
             self.stop()
             hint = told.get("hint") or f"is it installed for {self.python}? it was looked for from {os.getcwd()}"
-            raise TargetError(f"{self.place!r} cannot be loaded: {told['error']}", hint=hint)
+            raise TargetError(f"{self.name!r} cannot be loaded: {told['error']}", hint=hint)
         about: dict[str, Any] = told["about"]
         return about
 
-    def open(self) -> socket.socket:
-        """Our end of a new session's socket; blocks while a process has to be started. Raises FactoryError."""
+    def ensure_started(self) -> None:
+        """Raises TargetError."""
+        with self._lock:
+            if not self._is_alive():
+                self._forget()
+                self.start()
+
+    def kill(self, number: int) -> None:
+        """End the process of a session, as soon as no other session lives in it."""
+        control = self._control
+        if control is not None and self._owner == os.getpid():
+            with suppress(OSError):
+                control.send(ORDER.pack(b"k", number))
+
+    def open(self) -> tuple[int, socket.socket]:
+        """The number of a new session, and our end of its socket; blocks while the host has to be started.
+
+        Raises FactoryError or TargetError.
+        """
         with self._lock:
             near, far = socket.socketpair()
+            number = next(self._numbers)
             try:
-                if not (self._is_alive() and self._hand_over(far)):
+                if not (self._is_alive() and self._hand_over(number, far)):
+                    if self._running is not None and self._owner == os.getpid():
+                        logger.warning("the process of %s has ended: starting another", self.name)
                     self._forget()
-                    logger.warning("the process of %s has ended: starting another", self.place)
                     self.start()
-                    if not self._hand_over(far):
-                        raise FactoryError(f"the process of {self.place} takes no session", hint="its log tells why")
+                    if not self._hand_over(number, far):
+                        raise FactoryError(f"the process of {self.name} takes no session", hint="its log tells why")
             except BaseException:
                 near.close()
                 raise
             finally:
                 far.close()
-            near.setblocking(False)
-            return near
+            return number, near
 
     def stop(self) -> None:
         """End it, and wait until it has."""
@@ -107,11 +148,11 @@ class Process:
     def pid(self) -> int | None:
         return self._running.pid if self._running is not None else None
 
-    def _hand_over(self, far: socket.socket) -> bool:
+    def _hand_over(self, number: int, far: socket.socket) -> bool:
         """False if nobody takes it: a process that was killed may not have been noticed yet."""
         assert self._control is not None
         try:
-            socket.send_fds(self._control, [b"+"], [far.fileno()])
+            socket.send_fds(self._control, [ORDER.pack(b"+", number)], [far.fileno()])
         except OSError:
             return False
         return True
