@@ -129,15 +129,10 @@ if os.fork() == 0:
             file.write("1.0")
 """
 NAIVE = "python3 work.py; sleep 0.05; echo 0.0 > /logs/verifier/reward.txt"
-SERVES = "(sleep 30 &) ; echo 0.5 > /logs/verifier/reward.txt"
 
 
 def test_a_program_that_keeps_writing_the_reward_is_found_out() -> None:
     for _ in range(4):
         reward = verdict(NAIVE, sealed(**{"work.py": BUSY})).reward
         assert reward.value is None
-        assert "was writing the reward" in (reward.reason or "")
-
-
-def test_a_program_that_only_stays_does_not_cost_the_reward() -> None:
-    assert verdict(SERVES).reward.value == 0.5
+        assert "(python3) was still running" in (reward.reason or "")

@@ -8,6 +8,7 @@ import pytest
 
 from paddock.rollouts.task import Task
 from paddock.rollouts.task_folder import read_task_folder
+from paddock.rollouts.unprotected_runs import find_unprotected_runs
 from paddock.tasks import replay_file, shipped
 from tasks.verifying import WORKDIR, Place
 
@@ -24,6 +25,20 @@ try:
         file.write("1.0")
 except OSError:
     pass
+"""
+FORGE_AND_LOCK = f"""{FORGE}
+os.chmod("/logs/verifier/reward.txt", 0o444)
+os.chmod("/logs/verifier", 0o555)
+"""
+STEAL = """
+import sys
+sys.argv[1:] = []
+for place in ("/tests/check.py", "/home/user/tests/check.py", "/proc/1/root/tests/check.py"):
+    try:
+        exec(open(place).read().partition("parts =")[0])
+        print(report(totals(sys.stdin.read())))
+    except OSError:
+        pass
 """
 NAMES = ["data-work", "fix-test", "refactor", "shell-work", "write-program"]
 
@@ -51,11 +66,11 @@ def test_a_shipped_task_is_complete(name: str) -> None:
     assert task.has_solution
     assert task.metadata["description"]
     assert "unknown_keys" not in task.metadata
-    assert not any("judge" in path or "solve" in path for path in task.files)
+    assert not any("check" in path or "solve" in path for path in task.files)
 
 
 def test_what_the_checks_share_is_the_same_everywhere() -> None:
-    for shared in ("test.sh", "judge.py", "call.py"):
+    for shared in ("test.sh", "call.py"):
         assert (
             len(
                 {
@@ -67,8 +82,13 @@ def test_what_the_checks_share_is_the_same_everywhere() -> None:
             == 1
         )
     fix_test = shipped()["fix-test"]
-    given, kept = (fix_test / part / "test_intervals.py" for part in ("environment", "tests"))
+    given, kept = fix_test / "environment" / "test_intervals.py", fix_test / "tests" / "test_intervals.txt"
     assert given.read_bytes() == kept.read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_agents_programs_run_apart(name: str) -> None:
+    assert find_unprotected_runs(read_task_folder(shipped()[name])) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -133,8 +153,18 @@ def use(at: Place, tool: str, given: dict[str, str]) -> None:
         "print('ada 3:00\\nbob 2:05\\ntotal 5:05')",
         FORGE + LINGER,
         FORGE + "os.kill(os.getppid(), 9)",
+        FORGE + "os.kill(os.getppid(), 19)",
+        FORGE_AND_LOCK,
+        STEAL,
     ],
-    ids=["the example by heart", "forges the reward in the background", "forges it and kills the check"],
+    ids=[
+        "the example by heart",
+        "forges the reward in the background",
+        "forges it and kills the check",
+        "forges it and stops the check",
+        "forges it and locks it",
+        "reads the reference",
+    ],
 )
 def test_a_cheating_program_scores_low(program: str, tmp_path: Path) -> None:
     at = place("write-program", tmp_path)
@@ -225,6 +255,12 @@ def test_numbers_written_as_text_are_wrong(tmp_path: Path) -> None:
     summary = json.loads((at.workdir / "summary.json").read_text())
     at.write("summary.json", json.dumps({**summary, "orders": str(summary["orders"])}))
     assert at.score() == 0.8
+
+
+def test_a_link_to_the_known_answer_is_no_answer(tmp_path: Path) -> None:
+    at = place("data-work", tmp_path)
+    at.run("ln", "-s", "/tests/expected.json", "summary.json")
+    assert at.score() == 0.0
 
 
 def test_a_pipe_in_place_of_the_answer_does_not_hang_the_check(tmp_path: Path) -> None:

@@ -1,18 +1,24 @@
 """Stage a task in a plain bubblewrap, let somebody work in it, and score what is left."""
 
+import asyncio
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from paddock.rollouts.outcome import Reward
-from paddock.rollouts.reward import parse_reward
+from paddock.rollouts.sandbox import Sandbox, SandboxSpec, files, open_sandbox
 from paddock.rollouts.task import Task
+from paddock.rollouts.verifier import verify
 
 WORKDIR = "/home/user/workdir"
+MOST_BYTES = 1 << 24
 
 
 def bubblewrap() -> str:
@@ -27,13 +33,10 @@ class Place:
     def __init__(self, task: Task, root: Path) -> None:
         self.task = task
         self.workdir = root / "workdir"
-        self.logs = root / "logs"
-        self._tests = root / "tests"
         self._solution = root / "solution"
-        for folder in (self.workdir, self.logs / "verifier"):
-            folder.mkdir(parents=True)
-        for folder, files in ((self.workdir, task.files), (self._tests, task.tests), (self._solution, task.solution)):
-            for path, data in files.items():
+        self.workdir.mkdir(parents=True)
+        for folder, content in ((self.workdir, task.files), (self._solution, task.solution)):
+            for path, data in content.items():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(data)
         if task.setup:
@@ -60,12 +63,22 @@ class Place:
         self.run("bash", "/solution/solve.sh", mounts=("--ro-bind", str(self._solution), "/solution"))
 
     def verify(self) -> Reward:
-        mounts = ("--ro-bind", str(self._tests), "/tests", "--bind", str(self.logs), "/logs")
-        self.run("bash", "/tests/test.sh", mounts=mounts, check=False)
-        found = [self.logs / "verifier" / name for name in ("reward.txt", "reward.json")]
-        text, parts = (path.read_bytes() if path.exists() else None for path in found)
-        return parse_reward(text, parts)
+        """As a rollout has it verified."""
+        folder = os.open(self.workdir, os.O_RDONLY)
+        try:
+            sealed = files.pack_folder(folder, (), MOST_BYTES)
+        finally:
+            os.close(folder)
+        task = self.task
+        work = verify(task.tests, sealed, open_sandbox=opened, limits=task.sandbox, timeout=task.timeouts.verifier)
+        return asyncio.run(work).reward
 
     def score(self) -> float:
         """The reward, where an unknown one is worth nothing."""
         return self.verify().value or 0.0
+
+
+@asynccontextmanager
+async def opened(spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+    async with await open_sandbox("bwrap", spec) as sandbox:
+        yield sandbox

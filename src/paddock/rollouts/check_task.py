@@ -1,4 +1,4 @@
-"""Proof that a task is sound: its solution scores 1.0, and doing nothing scores less."""
+"""Proof that a task is sound: its solution scores 1.0, doing nothing scores less, and its tests use `paddock-run`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from paddock.rollouts.sandbox.base import Command, SandboxSpec
 from paddock.rollouts.staging import seal, stage
 from paddock.rollouts.task import SOLUTION_ENTRY
 from paddock.rollouts.task_needs import check_can_run
+from paddock.rollouts.unprotected_runs import find_unprotected_runs
 from paddock.rollouts.verifier import Verdict, verify
 from paddock.testing.checks import Result
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 FULL = 1.0
 SHOWN = 400
+RUNS_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,23 @@ class TaskCheck:
             check_can_run(self.task, self.backend)
         except TaskError as error:
             return [Result("the task can be run here", "failed", error.message, error.hint)]
-        results = []
+        results = [self._check_runs()]
         for name, solved in (("doing nothing scores below 1.0", False), ("the solution scores 1.0", True)):
             try:
                 results.append(await self._check(name, solved))
             except RolloutError as error:
                 results.append(Result(name, "failed", error.message, error.hint))
         return results
+
+    def _check_runs(self) -> Result:
+        name = "the agent's programs run apart from the tests"
+        runs = find_unprotected_runs(self.task)
+        if not runs:
+            return Result(name, "passed")
+        more = f", and {len(runs) - RUNS_SHOWN} more" if len(runs) > RUNS_SHOWN else ""
+        detail = f"run without paddock-run: {'; '.join(map(str, runs[:RUNS_SHOWN]))}{more}"
+        hint = "put paddock-run in front: such a program can read the tests, and stop or deceive them"
+        return Result(name, "warning", detail, hint)
 
     async def _check(self, name: str, solved: bool) -> Result:
         if solved and not self.task.has_solution:

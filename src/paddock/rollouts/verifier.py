@@ -99,7 +99,7 @@ async def _read_reward(sandbox: Sandbox, done: Completed, timeout: float) -> Rew
         # The programs that tests run are the agent's: one of them could forge a reward and then kill the tests.
         return Reward.unknown(f"the verifier was killed by signal {done.exit_code - SIGNALLED}")
     if done.tampered:
-        return Reward.unknown("a program that the tests left running was writing the reward")
+        return Reward.unknown(done.tampered)
     found: list[bytes | None] = []
     for path in REWARDS:
         try:

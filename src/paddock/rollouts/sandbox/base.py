@@ -55,8 +55,8 @@ class Completed:
     """Some output was dropped to keep to `SandboxLimits.output_bytes`."""
     killed_for: str | None = None
     """`memory`, `cpu`, `processes` or `disk` when the sandbox was ended for using too much of it."""
-    tampered: bool = False
-    """Something that the command left running was writing one of its guarded files."""
+    tampered: str | None = None
+    """Why the guarded files cannot be trusted, if so: see `Command.guarded`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class Command:
     last: bool = False
     """Whether everything else inside ends with it, in the same instant."""
     guarded: tuple[PurePosixPath, ...] = ()
-    """Files that nothing left behind by the `last` command may be writing: see `Completed.tampered`."""
+    """Files in which the `last` command says its result, in a sandbox with tests. Its end is examined: whether it
+    left something running or stopped, and whether anybody replaced or locked the files or their folder."""
 
     @property
     def words(self) -> list[str]:

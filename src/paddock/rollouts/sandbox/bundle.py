@@ -16,7 +16,10 @@ import paddock
 
 SOURCE = Path(paddock.__file__).parent
 SANDBOX = "rollouts.sandbox"
-TAKEN = ("errors", *(f"{SANDBOX}.{name}" for name in ("base", "files", "supervisor", "switchboard", "steward")))
+TAKEN = (
+    "errors",
+    *(f"{SANDBOX}.{name}" for name in ("base", "files", "guard", "supervisor", "switchboard", "steward")),
+)
 BEGIN = """
 import base64,json,sys,types,zlib
 def begin(taken):

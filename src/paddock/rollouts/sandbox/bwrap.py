@@ -47,6 +47,7 @@ OWN_FILES = {
     "hostname": "sandbox\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
+RUN = PurePosixPath("/run/paddock/paddock-run")
 STAGING_PLACES = ("/mnt", "/media", "/srv")
 """One of them is covered, in a mount namespace of its own, to show folders that only root can reach."""
 HINTS = {
@@ -80,6 +81,7 @@ class BwrapSandbox(SupervisedSandbox):
         if folder:
             self._mounts.append(Mount(folder, PurePosixPath(folder)))
         if self.spec.readonly_tests:
+            self._base_env["PATH"] = f"{RUN.parent}:{self._base_env['PATH']}"
             place = host_folder(self.id)
             place.mkdir(mode=0o755)
             self.host_paths = (place,)
@@ -90,6 +92,13 @@ class BwrapSandbox(SupervisedSandbox):
                 raise SandboxError(f"{mount.source} cannot be mounted: it does not exist")
         if os.geteuid() == 0:
             self._file_owner = NOBODY
+
+    def settings(self) -> dict[str, Any]:
+        if not self.spec.readonly_tests:
+            return super().settings()
+        filters = [program for program in (seccomp.program_for_tests(),) if program]
+        apart = {"apart": program_text("apart"), "filters": filters, "env": {**self._base_env, **self.spec.env}}
+        return {**super().settings(), **apart}
 
     async def launch(self) -> Launched:
         information, information_inside = os.pipe()
@@ -132,6 +141,9 @@ class BwrapSandbox(SupervisedSandbox):
     def _namespaces(self, information: int) -> Iterable[str]:
         yield from ("--unshare-all", "--unshare-user", "--disable-userns", "--uid", INSIDE, "--gid", INSIDE)
         yield from ("--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL", "--clearenv")
+        if self.spec.readonly_tests:
+            # The supervisor makes a sandbox for each `paddock-run`. No command that it starts keeps a capability.
+            yield from ("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP")
         yield from ("--hostname", "sandbox", "--info-fd", str(information))
 
     def _filesystem(self, given: list[int]) -> Iterable[str]:
@@ -158,7 +170,10 @@ class BwrapSandbox(SupervisedSandbox):
         yield from ("--symlink", "home/tmp", "/tmp", "--dir", "/var", "--symlink", "/tmp", "/var/tmp")
         yield from ("--symlink", "home/user/logs", "/logs", "--dir", "/run")
         if self.spec.readonly_tests:
-            yield from ("--symlink", str(TESTS), str(HOME / "tests"))
+            yield from ("--symlink", str(TESTS), str(HOME / "tests"), "--perms", "0755", "--dir", str(RUN.parent))
+            text = f"#!{self._python} -IS\n{program_text('paddock_run')}"
+            given.append(sealed("paddock-run", text.encode()))
+            yield from ("--perms", "0755", "--file", str(given[-1]), str(RUN))
         filters = seccomp.program()
         if filters is not None:
             given.append(sealed("seccomp", filters))

@@ -42,7 +42,7 @@ class SupervisedJob(Job):
         self._timer: asyncio.TimerHandle | None = None
         self._exit_code: int | None = None
         self._timed_out = False
-        self._tampered = False
+        self._tampered: str | None = None
 
     def _saw(self, data: bytes) -> None:
         self._recent += data
@@ -51,7 +51,7 @@ class SupervisedJob(Job):
 
     # -- told by the sandbox --------------------------------------------------------------------------
 
-    def ended(self, exit_code: int | None, *, tampered: bool = False) -> None:
+    def ended(self, exit_code: int | None, *, tampered: str | None = None) -> None:
         """The command is over. Its outputs get a moment to end by themselves."""
         if not self._ended.is_set():
             self._exit_code = exit_code

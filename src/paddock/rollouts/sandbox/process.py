@@ -18,7 +18,7 @@ from paddock.rollouts.sandbox.base import HOME, LOGS, TESTS, Command, host_folde
 from paddock.rollouts.sandbox.launch import Launched, launch, program_text
 from paddock.rollouts.sandbox.leftovers import MARK, end_marked
 from paddock.rollouts.sandbox.moved import Moved
-from paddock.rollouts.sandbox.supervised import SupervisedSandbox, connected, write_tests
+from paddock.rollouts.sandbox.supervised import SupervisedSandbox, connected, refuse_to_run, write_tests
 
 if TYPE_CHECKING:
     from paddock.rollouts.sandbox.base import SandboxSpec
@@ -66,6 +66,9 @@ class ProcessSandbox(SupervisedSandbox):
         if self.spec.readonly_tests:
             tests = {name: self._localized(content) for name, content in self.spec.readonly_tests.items()}
             write_tests(self._place / "tests", tests)
+            (self._place / "bin").mkdir()
+            (self._place / "bin" / "paddock-run").write_bytes(refuse_to_run(self.backend))
+            (self._place / "bin" / "paddock-run").chmod(0o755)
             Path(self.home).mkdir()
             Path(self.home, "tests").symlink_to(self._place / "tests")
         self._base_env = {
@@ -79,6 +82,8 @@ class ProcessSandbox(SupervisedSandbox):
             "PADDOCK_TESTS": str(self._place / "tests"),
             MARK: self.id,
         }
+        if self.spec.readonly_tests:
+            self._base_env["PATH"] = f"{self._place / 'bin'}:{self._base_env.get('PATH', os.defpath)}"
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "place": str(self._place)}

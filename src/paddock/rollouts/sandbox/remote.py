@@ -24,7 +24,7 @@ from paddock.rollouts.sandbox.base import HOME, LOGS, TESTS, Command, Entry, hos
 from paddock.rollouts.sandbox.channel import Channel, Line
 from paddock.rollouts.sandbox.jobs import SupervisedJob
 from paddock.rollouts.sandbox.moved import Moved
-from paddock.rollouts.sandbox.supervised import SupervisedSandbox, adopted
+from paddock.rollouts.sandbox.supervised import SupervisedSandbox, adopted, refuse_to_run
 from paddock.rollouts.unhurried import unhurried
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 KILL_TIMEOUT = 10.0
 FILE_TIMEOUT = 120.0
 BACKLOG = 128
+RUN_FOLDER = HOME / ".paddock" / "bin"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -58,7 +59,7 @@ class RemoteSandbox(SupervisedSandbox):
             "USER": "user",
             "LOGNAME": "user",
             "LANG": "C.UTF-8",
-            "PATH": SYSTEM_PATH,
+            "PATH": f"{RUN_FOLDER}:{SYSTEM_PATH}" if spec.readonly_tests else SYSTEM_PATH,
             "TMPDIR": "/tmp",
         }
 
@@ -83,7 +84,10 @@ class RemoteSandbox(SupervisedSandbox):
     def settings(self) -> dict[str, Any]:
         limits = self.spec.limits
         filters = seccomp.program()
+        for_tests = seccomp.program_for_tests() if self.spec.readonly_tests else None
         return {
+            "guard": bool(self.spec.readonly_tests),
+            "filters": [base64.b64encode(for_tests).decode()] if for_tests else [],
             "home": str(HOME),
             "folders": [str(HOME), str(HOME / "workdir"), str(LOGS), str(LOGS / "verifier")],
             "logs": str(LOGS),
@@ -108,6 +112,8 @@ class RemoteSandbox(SupervisedSandbox):
                 self._channel = Channel(await self.connect(), self)
                 await self._channel.ask("begin", self.settings(), timeout=timeout)
                 await self.furnish(self._channel)
+                if self.spec.readonly_tests:
+                    await self.write(RUN_FOLDER / "paddock-run", refuse_to_run(self.backend), mode=0o755)
         except TimeoutError:
             await unhurried(self._give_up())
             raise SandboxError(f"the sandbox did not start within {timeout:g} s") from None

@@ -3,6 +3,9 @@
 Some address families do not belong to a network namespace (a virtual machine's line to its host is one), so
 only local, internet and netlink sockets can be made; io_uring goes, because it makes sockets past the filter.
 Key rings, BPF, perf and userfaultfd are large, rarely needed ways into the kernel.
+
+The tests of a verifier, and the agent's programs that they run, share a user. A second filter refuses the calls with
+which one process changes another: its memory, its descriptors, its limits, its terminal.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ IO_URING = (425, 426, 427)
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
+PIDFD_GETFD = 438
+TIOCSTI = 0x5412
 X32 = 0x40000000
 
 
@@ -28,11 +33,15 @@ class Machine:
     socket: int
     refused: tuple[int, ...]
     """add_key, request_key, keyctl, perf_event_open, bpf, userfaultfd."""
+    reaches_others: tuple[int, ...]
+    """ptrace, process_vm_readv, process_vm_writev."""
+    prlimit: int
+    ioctl: int
 
 
 MACHINES = {
-    "x86_64": Machine(0xC000003E, 41, (248, 249, 250, 298, 321, 323)),
-    "aarch64": Machine(0xC00000B7, 198, (217, 218, 219, 241, 280, 282)),
+    "x86_64": Machine(0xC000003E, 41, (248, 249, 250, 298, 321, 323), (101, 310, 311), 302, 16),
+    "aarch64": Machine(0xC00000B7, 198, (217, 218, 219, 241, 280, 282), (117, 270, 271), 261, 29),
 }
 
 
@@ -58,6 +67,44 @@ def program(name: str | None = None) -> bytes | None:
     for family in FAMILIES:
         lines += [instruction(JUMP_EQUAL, family, 0, 1), instruction(RETURN, ALLOW)]
     return b"".join([*lines, instruction(RETURN, REFUSE | errno.EAFNOSUPPORT)])
+
+
+def program_for_tests(name: str | None = None) -> bytes | None:
+    """The further filter for the tests of a verifier; None for a machine whose numbers are not known here."""
+    machine = MACHINES.get(name or platform.machine())
+    if machine is None:
+        return None
+    refuse, allow = instruction(RETURN, REFUSE | errno.EPERM), instruction(RETURN, ALLOW)
+    lines = [*unless_equal(ARCHITECTURE, machine.audit, errno.ENOSYS), instruction(LOAD, NUMBER)]
+    for number in (*machine.reaches_others, PIDFD_GETFD):
+        lines += when(number, [refuse])
+    # With the number of a process and a new limit; 0 is the caller itself, and without a new limit it only asks.
+    lines += when(
+        machine.prlimit,
+        [
+            argument(0),
+            instruction(JUMP_EQUAL, 0, 0, 1),
+            allow,
+            argument(2),
+            instruction(JUMP_EQUAL, 0, 0, 3),
+            argument(2, upper=True),
+            instruction(JUMP_EQUAL, 0, 0, 1),
+            allow,
+            refuse,
+        ],
+    )
+    lines += when(machine.ioctl, [argument(1), instruction(JUMP_EQUAL, TIOCSTI, 0, 1), refuse, allow])
+    return b"".join([*lines, allow])
+
+
+def when(number: int, lines: list[bytes]) -> list[bytes]:
+    """`lines` for one system call; they must end in an answer. Any other call goes on behind them."""
+    return [instruction(JUMP_EQUAL, number, 0, len(lines)), *lines]
+
+
+def argument(place: int, *, upper: bool = False) -> bytes:
+    """Load 32 bits of an argument. Both machines store the lower half first."""
+    return instruction(LOAD, FIRST_ARGUMENT + 8 * place + 4 * upper)
 
 
 def unless_equal(offset: int, value: int, reason: int) -> list[bytes]:

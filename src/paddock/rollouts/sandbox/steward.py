@@ -12,7 +12,6 @@ When the line ends, the owner is gone: everything is killed.
 from __future__ import annotations
 
 import base64
-import ctypes
 import errno
 import fcntl
 import os
@@ -26,7 +25,7 @@ import tarfile
 import termios
 import time
 
-from paddock.rollouts.sandbox import files
+from paddock.rollouts.sandbox import files, guard
 from paddock.rollouts.sandbox.supervisor import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_DUMPABLE,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 38, 22, 24
+PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 38, 24
 MOST_CAPABILITIES = 64
 KILL_DEADLINE = 4.0
 
@@ -74,6 +73,7 @@ class Steward(Switchboard, Supervisor):  # type: ignore[misc]
         self.alone = os.getpid() == 1
         self.user = user if os.geteuid() == 0 else None
         self.filter = base64.b64decode(seccomp)
+        self.guard = guard if settings.get("guard") else None
         os.umask(0o022)
         if not self.alone:
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -184,7 +184,9 @@ class Steward(Switchboard, Supervisor):  # type: ignore[misc]
             os.setresuid(self.user, self.user, self.user)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if self.filter:
-            install_filter(self.filter)
+            guard.install_filter(self.filter)
+        if self.guard is not None:
+            guard.confine([base64.b64decode(text) for text in self.settings["filters"]])
 
     def do_resize(self, number: int, stream: int, rows: int, cols: int) -> Any:
         found = self.streams.get(stream)
@@ -309,13 +311,6 @@ class Steward(Switchboard, Supervisor):  # type: ignore[misc]
             if not self.jobs and not self.pids():
                 return
             time.sleep(0.002)
-
-
-def install_filter(program: bytes) -> None:
-    """Refuse the system calls that the filter refuses, in this process and all that come from it."""
-    held = ctypes.create_string_buffer(program, len(program))
-    head = struct.pack("@HP", len(program) // 8, ctypes.addressof(held))
-    libc.prctl(PR_SET_SECCOMP, 2, ctypes.create_string_buffer(head, len(head)), 0, 0)
 
 
 def set_size(descriptor: int, rows: int, cols: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import fcntl
+import logging
 import os
 import shutil
 import signal
@@ -22,7 +23,7 @@ from paddock.rollouts.sandbox import files
 from paddock.rollouts.sandbox.base import HOME, LOGS, Command, Completed, Entry, Sandbox, SandboxSpec
 from paddock.rollouts.sandbox.callers import CallerFinder
 from paddock.rollouts.sandbox.jobs import SupervisedJob
-from paddock.rollouts.sandbox.launch import Launched, wait_gone
+from paddock.rollouts.sandbox.launch import Launched, program_text, wait_gone
 from paddock.rollouts.sandbox.wire import Control, close_all
 from paddock.rollouts.unhurried import unhurried
 
@@ -36,6 +37,7 @@ USAGE_TIMEOUT = 0.5
 KILL_DEADLINE = 5.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
+logger = logging.getLogger(__name__)
 
 
 class SupervisedSandbox(Sandbox):
@@ -77,6 +79,7 @@ class SupervisedSandbox(Sandbox):
         limits = self.spec.limits
         home = str(self.home)
         return {
+            "guard": program_text("guard") if self.spec.readonly_tests else "",
             "alone": self.alone,
             "home": home,
             "folders": [home, f"{home}/workdir", f"{home}/logs/verifier"],
@@ -125,7 +128,11 @@ class SupervisedSandbox(Sandbox):
         if words[0] == "exit":
             job = self._jobs.pop(int(words[1]), None)
             if job is not None:
-                job.ended(int(words[2]), tampered="tampered" in words[3:])
+                _, _, doubt = " ".join(words[3:]).partition("tampered ")
+                job.ended(int(words[2]), tampered=doubt or None)
+        elif words[0] == "unfenced":
+            reason = " ".join(words[1:])
+            logger.warning("sandbox %s: the reward folder is no mount point, paddock-run fails: %s", self.id, reason)
         elif words[0] == "over":
             self._killed_for = words[1]
             self._cpu_seconds, self._peak_memory = float(words[2]), int(words[3])
@@ -152,6 +159,10 @@ class SupervisedSandbox(Sandbox):
             given.append(stdout_inside)
             stderr, stderr_inside = os.pipe()
             given.append(stderr_inside)
+            if self._file_owner is not None:
+                # So that what runs inside can open /dev/stdout and /dev/stderr.
+                os.fchown(stdout_inside, self._file_owner, self._file_owner)
+                os.fchown(stderr_inside, self._file_owner, self._file_owner)
             job = SupervisedJob(stdout, stderr, self.spec.limits.output_bytes, self._send_signal, self._why_killed)
             self._jobs[number] = job
             try:
@@ -406,6 +417,12 @@ def write_tests(place: Path, tests: Mapping[str, bytes]) -> None:
         path.chmod(0o755 if path.name == "test.sh" else 0o644)
     for folder, _, _ in os.walk(place):
         os.chmod(folder, 0o755)
+
+
+def refuse_to_run(backend: str) -> bytes:
+    """The program `paddock-run` where no command can have a sandbox of its own: it never runs one without."""
+    reason = f"the {backend} sandbox cannot give a command a sandbox of its own; use --sandbox bwrap"
+    return f"#!/bin/sh\necho 'paddock-run: {reason}' >&2\nexit 125\n".encode()
 
 
 def remove_paths(paths: tuple[Path, ...]) -> None:

@@ -36,8 +36,6 @@ LOOK_EVERY, LOOK_CLOSELY, LOOK_AT_LEAST = 0.25, 0.05, 2.0
 DISK_EVERY = 1.0
 SHARE_OF_LOOKING = 20
 KILL_DEADLINE = 4.0
-BAIT = b"not a reward\n"
-BAIT_SECONDS = 0.1
 MOST_FILES_PER_BYTE = 1 / 4096
 FEWEST_FILES = 100_000
 
@@ -49,7 +47,13 @@ class Supervisor:
         self.control = control
         self.jobs: dict[int, int] = {}
         self.last = 0
-        self.guarded: list[str] = []
+        self.guard: Any = None
+        """The module that protects the reward, in the sandbox of a verifier."""
+        self.rewards: Any = None
+        self.apart: Any = None
+        """Runs what `paddock-run` is asked for, from the first command on."""
+        self.run_requests: _socket.socket | None = None
+        self.unfenced = ""
         self.cpu_seconds = 0.0
         self.peak_memory = 0
         self.look_at: float | None = None
@@ -80,7 +84,23 @@ class Supervisor:
         home = os.open(self.home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.send(f"{number} {os.getpid()}", home)
         os.close(home)
+        # After the answer, and before any command: the owner has other things to do meanwhile.
+        if settings.get("guard"):
+            self.guard = load("guard", settings["guard"])
+        if settings.get("apart"):
+            self.fence()
         return True
+
+    def fence(self) -> None:
+        """Protect the way to the reward, and listen for `paddock-run` before anybody else can."""
+        try:
+            self.guard.fence(self.home)
+        except OSError as error:
+            self.unfenced = error.strerror or str(error)
+            self.send(f"0 unfenced {self.unfenced}")
+        self.run_requests = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_NONBLOCK)
+        self.run_requests.bind("\0paddock-run")
+        self.run_requests.listen(128)
 
     def limit(self) -> None:
         """Limits that the kernel keeps. They are ours, and so those of all that we start."""
@@ -102,14 +122,18 @@ class Supervisor:
             os.sched_setaffinity(0, settings["cpus"])
 
     def serve(self) -> None:
-        poll = select.poll()
+        poll = self.poll = select.poll()
         poll.register(self.control.fileno(), select.POLLIN)
         poll.register(self.wake, select.POLLIN)
+        if self.run_requests is not None:
+            poll.register(self.run_requests.fileno(), select.POLLIN)
         while True:
             wait = None if self.look_at is None else max(0, int((self.look_at - time.monotonic()) * 1000) + 1)
             for descriptor, _ in poll.poll(wait):
                 if descriptor == self.wake:
                     os.read(self.wake, 4096)
+                elif descriptor != self.control.fileno():
+                    self.run_apart(descriptor)
                 elif not self.answer():
                     return
             self.reap()
@@ -118,6 +142,17 @@ class Supervisor:
                 if over is not None:
                     self.send(f"0 over {over} {self.cpu_seconds:.3f} {self.peak_memory}")
                     return
+
+    def run_apart(self, descriptor: int) -> None:
+        """Something about `paddock-run`. Its part of this program is compiled when it is needed: few tests use it."""
+        if self.apart is None:
+            self.apart = load("apart", self.settings["apart"]).Apart(self)
+        if self.run_requests is not None and descriptor == self.run_requests.fileno():
+            self.apart.accept(self.run_requests)
+        elif descriptor in self.apart.callers:
+            self.apart.heard(descriptor)
+        if self.look_at is None:
+            self.look_at = time.monotonic() + LOOK_CLOSELY
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -148,10 +183,11 @@ class Supervisor:
         last: bool,
         guarded: list[str],
     ) -> Any:
+        rewards = self.guard.Rewards(guarded) if guarded else None
         pid = self.fork(given, argv, cwd, env)
         self.jobs[pid] = number
         if last:
-            self.last, self.guarded = pid, guarded
+            self.last, self.rewards = pid, rewards
         if self.look_at is None:
             self.look_at = time.monotonic() + LOOK_CLOSELY
         return str(pid), None
@@ -198,7 +234,10 @@ class Supervisor:
             os._exit(126 if error.errno == errno.EACCES else 127)
 
     def ready(self) -> None:
-        """In the new process, last of all: for those who build on this one."""
+        """In the new process, last of all."""
+        if self.run_requests is not None:
+            self.guard.drop_capabilities()
+            self.guard.confine(self.settings["filters"])
 
     def do_signal(self, number: int, given: list[int], pid: int, signal: int) -> Any:
         # After the end of its first process a group can live on; without any, its number may be another's by now.
@@ -251,40 +290,26 @@ class Supervisor:
             if pid == 0:
                 return
             number = self.jobs.pop(pid, None)
-            tampered = pid == self.last and self.end_with_last()
+            doubt = self.end_with_last() if pid == self.last else ""
             if number is not None:
                 signalled = os.WIFSIGNALED(status)
                 code = 128 + os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status)
-                self.send(f"0 exit {number} {code}{' signalled' * signalled}{' tampered' * tampered}")
+                self.send(f"0 exit {number} {code}{' signalled' * signalled}{doubt and ' tampered ' + doubt}")
+            elif self.apart is not None:
+                self.apart.ended(pid, status)
 
-    def end_with_last(self) -> bool:
-        """End what the last command left behind. True if that was still writing one of the guarded files.
-
-        Whoever writes them all the time may have written last before the command ended, and nothing shows it. So
-        each is replaced by a bait for a moment: one that is not left alone gives the writer away.
-        """
-        left = [pid for pid in self.pids() if (stat := read(f"/proc/{pid}/stat")) and b") Z " not in stat]
-        if not left or not self.guarded:
-            self.end_others()
-            return False
-        kept = [(path, read_plain(path)) for path in self.guarded]
-        try:
-            for path in self.guarded:
-                write_plain(path, BAIT)
-            time.sleep(BAIT_SECONDS)
-            tampered = any(read_plain(path) != BAIT for path in self.guarded)
-        except OSError:
-            tampered = True
+    def end_with_last(self) -> str:
+        """End what the last command left behind. Says why what its guarded files say cannot be trusted, if so."""
+        doubt = ""
+        helpers: set[int] = set()
+        if self.apart is not None:
+            self.apart.end_all()
+            helpers, doubt = self.apart.helpers, self.apart.failure and f"paddock-run failed: {self.apart.failure}"
+        if self.rewards is not None:
+            found = self.rewards.doubt(lambda: [pid for pid in self.pids() if int(pid) not in helpers])
+            doubt, self.rewards = doubt or found, None
         self.end_others()
-        for path, content in kept:
-            try:
-                if content is None:
-                    os.unlink(path)
-                else:
-                    write_plain(path, content)
-            except OSError:
-                tampered = True
-        return tampered
+        return doubt
 
     def end_others(self) -> None:
         """Everything but us, at once: as process 1 we are spared by our own signal to all."""
@@ -389,6 +414,13 @@ class Supervisor:
             self.leave()
 
 
+def load(name: str, text: str) -> Any:
+    """A further part of this program, from its source text."""
+    module = type(sys)(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+    return module
+
+
 def lower(kind: int, soft: int, hard: int) -> None:
     """Set a limit, but never above what we were given."""
     most = resource.getrlimit(kind)[1]
@@ -413,26 +445,6 @@ def read(path: str) -> bytes | None:
 def group_of(pid: str) -> int | None:
     stat = read(f"/proc/{pid}/stat")
     return int(stat[stat.rindex(b")") + 2 :].split()[2]) if stat else None
-
-
-def read_plain(path: str) -> bytes | None:
-    """The content of a regular file that is no link; None if there is none."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        return os.read(descriptor, 1 << 16)
-    finally:
-        os.close(descriptor)
-
-
-def write_plain(path: str, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    try:
-        os.write(descriptor, content)
-    finally:
-        os.close(descriptor)
 
 
 def proportional_memory(pid: str) -> int:

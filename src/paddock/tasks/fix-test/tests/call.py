@@ -1,4 +1,4 @@
-"""Call functions of modules in the work folder, in a process of their own.
+"""Call functions of modules in the work folder. Its text is run by `paddock-run`, apart from the tests.
 
 Reads a list of [module, function, arguments] as JSON and prints the list of results. What the called code
 prints goes to standard error.

@@ -1,14 +1,40 @@
 """Call both functions with inputs that the agent has not seen. A function counts when every answer is right."""
 
 import json
+import os
 import random
-import sys
+import stat
+import subprocess
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
-sys.path.insert(0, str(TESTS))
+CALL = (TESTS / "call.py").read_text()
+MOST_BYTES = 4_000_000
 
-from judge import conclude, read, run
+
+def apart(*words, stdin=b"", seconds=5.0):
+    """Exit status (None if it took too long), output and errors of a command that can reach nothing of the tests."""
+    words = ["paddock-run", "--max-output", "1000000", *words]
+    try:
+        done = subprocess.run(words, input=stdin, capture_output=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return None, b"", b""
+    return done.returncode, done.stdout, done.stderr
+
+
+def read(path):
+    """The bytes of a plain file of reasonable size; None for anything else, such as a link or a pipe."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            return None
+        return os.read(descriptor, MOST_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def numbers(intervals):
@@ -45,17 +71,21 @@ def gaps_cases():
 
 def all_right(cases):
     asked = json.dumps([call for call, _ in cases]).encode()
-    status, output, _ = run([sys.executable, "-I", "-B", str(TESTS / "call.py")], asked)
+    status, output, _ = apart("python3", "-I", "-B", "-c", CALL, stdin=asked)
     try:
         return status == 0 and json.loads(output) == [{"result": expected} for _, expected in cases]
     except (ValueError, RecursionError):
         return False
 
 
-kept = read("test_intervals.py") == read(TESTS / "test_intervals.py")
+# Without it nothing can be said about the program: then there is no reward.
+subprocess.run(["paddock-run", "true"], check=True)
+kept = read("test_intervals.py") == read(TESTS / "test_intervals.txt")
 parts = {
     "tests_unchanged": float(kept),
     "merge": float(all_right(merge_cases())),
     "gaps": float(all_right(gaps_cases())),
 }
-conclude((parts["merge"] + parts["gaps"]) / 2 if kept else 0.0, parts)
+reward = (parts["merge"] + parts["gaps"]) / 2 if kept else 0.0
+Path("/logs/verifier/reward.json").write_text(json.dumps({"reward": reward, "parts": parts}))
+print("reward", reward, parts)

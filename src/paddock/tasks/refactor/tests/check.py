@@ -2,18 +2,43 @@
 
 import ast
 import json
+import os
 import random
-import sys
+import stat
+import subprocess
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parent
-sys.path.insert(0, str(TESTS))
-
-from judge import conclude, read, run
+CALL = (Path(__file__).resolve().parent / "call.py").read_text()
+MOST_BYTES = 4_000_000
 
 MODULES = ("invoice", "receipt", "quote")
 IMPORTED = (".py", ".pyc", ".so")
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
+
+
+def apart(*words, stdin=b"", seconds=5.0):
+    """Exit status (None if it took too long), output and errors of a command that can reach nothing of the tests."""
+    words = ["paddock-run", "--max-output", "1000000", *words]
+    try:
+        done = subprocess.run(words, input=stdin, capture_output=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return None, b"", b""
+    return done.returncode, done.stdout, done.stderr
+
+
+def read(path):
+    """The bytes of a plain file of reasonable size; None for anything else, such as a link or a pipe."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            return None
+        return os.read(descriptor, MOST_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def money(cents):
@@ -76,7 +101,7 @@ def cases():
 
 def all_right(wanted):
     asked = json.dumps([call for call, _ in wanted]).encode()
-    status, output, _ = run([sys.executable, "-I", "-B", str(TESTS / "call.py")], asked)
+    status, output, _ = apart("python3", "-I", "-B", "-c", CALL, stdin=asked)
     try:
         return status == 0 and json.loads(output) == [{"result": expected} for _, expected in wanted]
     except (ValueError, RecursionError):
@@ -114,9 +139,13 @@ def other_modules():
     return [path for path in found if str(path) not in expected and not path.name.startswith("test")]
 
 
+# Without it nothing can be said about the program: then there is no reward.
+subprocess.run(["paddock-run", "true"], check=True)
 documents, shared = cases()
 unchanged = all_right(documents)
 parts = {"unchanged": float(unchanged), "totals": float(all_right(shared) and not other_modules())}
 parts.update({module: float(is_pulled_together(module)) for module in MODULES})
 built = [parts[name] for name in ("totals", *MODULES)]
-conclude(sum(built) / len(built) if unchanged else 0.0, parts)
+reward = sum(built) / len(built) if unchanged else 0.0
+Path("/logs/verifier/reward.json").write_text(json.dumps({"reward": reward, "parts": parts}))
+print("reward", reward, parts)

@@ -1,14 +1,12 @@
 """Look at what lies in the work folder now. Nothing of the agent's is run."""
 
 import hashlib
+import json
 import os
-import sys
+import stat
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from judge import conclude, read
-
+MOST_BYTES = 4_000_000
 SORTED = {
     "sorted/2024-03/billing eu_20240315.log": "112466d4a2da35d3",
     "sorted/2024-03/db_20240301.log": "d6175ae48bd9e9b4",
@@ -24,6 +22,21 @@ SORTED = {
 LEFT = {"inbox/notes.txt": "8f4ad23c495e9fad", "inbox/web-2024-03-01.log.bak": "251e5302c2f56651"}
 REMOVED = ["billing eu-2024-03-16.log", "db-2024-03-02.log", "mail-2024-03-30.log"]
 REPORT = ["4 billing eu", "3 db", "3 web", "1 cache-eu", "1 cache-us", "0 mail"]
+
+
+def read(path):
+    """The bytes of a plain file of reasonable size; None for anything else, such as a link or a pipe."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            return None
+        return os.read(descriptor, MOST_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def tree(root):
@@ -54,4 +67,6 @@ parts = {
     "removed": float(lines("removed.txt") == REMOVED),
     "report": float(lines("report.txt") == REPORT),
 }
-conclude(round(sum(parts.values()) / len(parts), 4), parts)
+reward = round(sum(parts.values()) / len(parts), 4)
+Path("/logs/verifier/reward.json").write_text(json.dumps({"reward": reward, "parts": parts}))
+print("reward", reward, parts)

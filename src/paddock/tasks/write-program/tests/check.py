@@ -3,14 +3,13 @@
 import json
 import random
 import re
-import sys
+import subprocess
+import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from judge import conclude, read, run
-
 PROGRAM = "timesheet.py"
+END = time.monotonic() + 40
+"""Of all runs together, so that a program that hangs is wrong, not unknown."""
 NAMES = ["ada", "bob", "Carl", "dörte", "e.m", "zoe-2", "x"]
 FIXED = [
     "",
@@ -31,6 +30,19 @@ WRONG = [
     ("ada 1h\nbob 2H\ncarl oops\n", 2),
     ("ada h\n", 1),
 ]
+
+
+def apart(*words, stdin=b"", seconds=5.0):
+    """Exit status (None if it took too long), output and errors of a command that can reach nothing of the tests."""
+    seconds = min(seconds, END - time.monotonic())
+    if seconds <= 0:
+        return None, b"", b""
+    words = ["paddock-run", "--max-output", "1000000", *words]
+    try:
+        done = subprocess.run(words, input=stdin, capture_output=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return None, b"", b""
+    return done.returncode, done.stdout, done.stderr
 
 
 def totals(text):
@@ -67,7 +79,7 @@ def random_inputs(count):
 
 
 def program(text, *arguments):
-    status, output, errors = run([sys.executable, PROGRAM, *arguments], text.encode())
+    status, output, errors = apart("python3", PROGRAM, *arguments, stdin=text.encode())
     return status, output.decode(errors="replace"), errors.decode(errors="replace")
 
 
@@ -100,7 +112,7 @@ def share(results):
 
 
 def check():
-    if read(PROGRAM) is None:
+    if apart("test", "-f", PROGRAM)[0] != 0:
         return {"report": 0.0, "json": 0.0, "errors": 0.0}
     inputs = [*FIXED, *random_inputs(4)]
     wrong = [refuses(text, line) for text, line in WRONG] + [refuses(*WRONG[0], "--json")]
@@ -111,5 +123,9 @@ def check():
     }
 
 
+# Without it nothing can be said about the program: then there is no reward.
+subprocess.run(["paddock-run", "true"], check=True)
 parts = {name: round(value, 4) for name, value in check().items()}
-conclude(round(sum(parts.values()) / len(parts), 4), parts)
+reward = round(sum(parts.values()) / len(parts), 4)
+Path("/logs/verifier/reward.json").write_text(json.dumps({"reward": reward, "parts": parts}))
+print("reward", reward, parts)

@@ -1,0 +1,223 @@
+"""Finds where a task's tests run a program of the agent without `paddock-run`. Reads the tests, runs nothing.
+
+It looks for what most tests do: shell lines and calls of `subprocess` that start something from the work folder, and
+imports of modules that the agent writes. It does not follow variables, so it can overlook a run; what it reports is
+almost always one.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paddock.rollouts.task import Task
+
+SAFE = "paddock-run"
+INTERPRETERS = re.compile(r"(python[\d.]*|pypy3?|node|ruby|perl|php|bash|sh|dash|zsh|deno|bun|lua|Rscript|java|tsx)")
+PYTHON = re.compile(r"(python[\d.]*|pypy3?)")
+RUNS_THE_FOLDER = re.compile(r"(make|p?npm|npx|yarn|cargo|go|mvn|gradle|tox|nox|ctest|rake|bundle|dotnet|swift)")
+"""They run what files of the work folder tell them to."""
+WRAPPERS = re.compile(r"exec|time|nice|env|command|nohup|setsid|stdbuf|timeout|sudo|xargs|!|then|do|else|if|while")
+WRAPPER_OPTION = re.compile(r"-|[\d.]+[smh]?$")
+CALLS = frozenset(["run", "Popen", "call", "check_call", "check_output", "system", "popen"])
+WORK = ("/home/user", "~", "$HOME", "$PWD", "$(pwd)")
+UNKNOWN = "$unknown"
+OPERATORS = ";|&()<>"
+SUBSTITUTION = re.compile(r"\$\((.+)\)|`(.+)`")
+HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+
+
+@dataclass(frozen=True, slots=True)
+class UnprotectedRun:
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"tests/{self.path}:{self.line}: {self.text}"
+
+
+def find_unprotected_runs(task: Task) -> list[UnprotectedRun]:
+    """In the order of the files and their lines; each line once."""
+    modules = agent_modules(task)
+    found: dict[tuple[str, int], UnprotectedRun] = {}
+    for path, data in sorted(task.tests.items()):
+        text = data.decode("utf-8", "replace")
+        if path.endswith(".py"):
+            runs = in_python(text, modules)
+        elif path.endswith((".sh", ".bash")) or text.startswith("#!"):
+            runs = in_shell(text, modules)
+        else:
+            continue
+        for line, words in runs:
+            found.setdefault((path, line), UnprotectedRun(path, line, words))
+    return list(found.values())
+
+
+def agent_modules(task: Task) -> frozenset[str]:
+    """Names of Python modules that are staged, or that the instruction or the solution has the agent write."""
+    texts = [task.instruction, *(data.decode("utf-8", "replace") for data in task.solution.values())]
+    named = {name for text in texts for name in re.findall(r"\b([A-Za-z_]\w*)\.py\b", text)}
+    for path in map(PurePosixPath, task.files):
+        if path.suffix == ".py":
+            named |= {path.stem, path.parts[0]}
+    own = {PurePosixPath(path).stem for path in task.tests}
+    return frozenset(named - own - sys.stdlib_module_names)
+
+
+# -- shell ------------------------------------------------------------------------------------------------
+
+
+def in_shell(text: str, modules: frozenset[str]) -> Iterator[tuple[int, str]]:
+    until: str | None = None
+    elsewhere = False
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if until is not None:
+            until = None if line.strip() == until else until
+            continue
+        heredoc = HEREDOC.search(line)
+        until = heredoc[1] if heredoc else None
+        for words in simple_commands(line):
+            if words[:1] == ["cd"] and len(words) > 1:
+                elsewhere = words[1].startswith(("/tests", "/tmp", "$TMP")) or "dirname" in line
+            elif not elsewhere and runs_the_agents(words, modules):
+                yield number, line.strip()
+
+
+def simple_commands(line: str) -> list[list[str]]:
+    """The commands of a line, also those in `$(...)`, each as its words. Quotes are gone."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=OPERATORS)
+    lexer.whitespace_split = True
+    try:
+        tokens = list(lexer)
+    except ValueError:
+        tokens = line.split()
+    found: list[list[str]] = [[]]
+    for token in tokens:
+        if token and set(token) <= set(";|&()"):
+            found.append([])
+            continue
+        found[-1].append(token)
+        for inner in SUBSTITUTION.findall(token):
+            found = [*simple_commands(inner[0] or inner[1]), *found]
+    return [words for words in found if words]
+
+
+def runs_the_agents(words: list[str], modules: frozenset[str]) -> bool:
+    """Whether a simple command starts something that the agent wrote, in the process tree of the tests."""
+    words = without_wrappers(words)
+    if not words or words[0] == SAFE or words[-1] in ("--version", "-v", "-V"):
+        return False
+    name, rest = words[0], words[1:]
+    if name in (".", "source"):
+        return bool(rest) and is_the_agents(rest[0])
+    if name.startswith(("./", "../")) or (name.startswith(WORK) and "/" in name):
+        return True
+    program = name.rpartition("/")[2]
+    if program == "git":
+        return rest[:1] not in (["--version"], ["clone"]) and rest[:2] != ["config", "--global"]
+    if RUNS_THE_FOLDER.fullmatch(program):
+        return rest[:1] not in (["version"], ["--version"], ["env"])
+    if program in ("pytest", "py.test"):
+        return runs_tests_of_the_folder(rest)
+    return bool(INTERPRETERS.fullmatch(program)) and interprets_the_agents(program, rest, modules)
+
+
+def without_wrappers(words: list[str]) -> list[str]:
+    while words:
+        first = words[0]
+        if WRAPPERS.fullmatch(first) or re.match(r"[A-Za-z_]\w*=", first):
+            words = words[1:]
+            while WRAPPERS.fullmatch(first) and words and WRAPPER_OPTION.match(words[0]):
+                words = words[1:]
+            continue
+        return words
+    return []
+
+
+def interprets_the_agents(program: str, rest: list[str], modules: frozenset[str]) -> bool:
+    for position, word in enumerate(rest):
+        if word == "-c":
+            code = rest[position + 1] if position + 1 < len(rest) else ""
+            if PYTHON.fullmatch(program):
+                return any(True for _ in in_python(code, modules))
+            return any(True for _ in in_shell(code, modules))
+        if word == "-m":
+            module, *more = [*rest[position + 1 :], ""]
+            return runs_tests_of_the_folder(more) if module in ("pytest", "unittest") else module in modules
+        if word in ("<", "<<<", "-", "-s") or word.startswith(("<", ">")):
+            return False
+        if not word.startswith("-"):
+            return is_the_agents(word)
+    return False
+
+
+def runs_tests_of_the_folder(rest: list[str]) -> bool:
+    paths = [word for word in rest if word and not word.startswith("-") and ("/" in word or word.endswith(".py"))]
+    return not any(word.startswith(("/tests", "$")) for word in paths)
+
+
+def is_the_agents(path: str) -> bool:
+    """A path in the work folder: a relative one, or one below the home. What a variable holds is not known."""
+    if path.startswith(WORK):
+        return "/logs" not in path
+    return not path.startswith(("/", "$", "-")) and "dirname" not in path
+
+
+# -- Python -----------------------------------------------------------------------------------------------
+
+
+def in_python(text: str, modules: frozenset[str]) -> Iterator[tuple[int, str]]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for name in imported(node):
+                if name in modules:
+                    yield node.lineno, f"import {name} (into the process of the tests)"
+        elif isinstance(node, ast.Call) and called_name(node) in CALLS and node.args:
+            words = spelled(node.args[0])
+            if words and runs_the_agents(words, modules):
+                yield node.lineno, " ".join(word.replace(UNKNOWN, "…") for word in words)[:100]
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name.partition(".")[0] for alias in node.names]
+    return [(node.module or "").partition(".")[0]] if not node.level else []
+
+
+def called_name(node: ast.Call) -> str:
+    """`run` of subprocess.run(...); nothing for a method of something that is not a module of the library."""
+    function = node.func
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        return function.attr if function.value.id in ("subprocess", "os", "sp") else ""
+    return function.id if isinstance(function, ast.Name) and function.id in ("Popen", "check_output") else ""
+
+
+def spelled(node: ast.expr) -> list[str]:
+    """The words of a command as far as the text shows them."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return next(iter(simple_commands(node.value)), [])
+    if not isinstance(node, ast.List | ast.Tuple):
+        return []
+    return [word_of(item) for item in node.elts]
+
+
+def word_of(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.Attribute) and node.attr == "executable":
+        return "python3"
+    return UNKNOWN
