@@ -176,7 +176,7 @@ class Rewards:
         except OSError:
             return ""
         if not stat.S_ISREG(found.st_mode):
-            return f"{name} is not a regular file"
+            return f"{name} is {'a link' if stat.S_ISLNK(found.st_mode) else 'not a regular file'}"
         if found.st_nlink != 1:
             return f"{name} has {found.st_nlink} hard links"
         if found.st_uid != self.first.st_uid:
