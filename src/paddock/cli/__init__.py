@@ -9,6 +9,8 @@ import os
 import sys
 from typing import IO, Any
 
+from paddock.cli.interrupts import INTERRUPTED as INTERRUPTED
+from paddock.cli.interrupts import exit_on_interrupt, raise_on_interrupt
 from paddock.distribution import install_command
 from paddock.errors import ConfigError, PaddockError
 
@@ -20,17 +22,20 @@ EXTRAS = {
     "ray": "ray",
 }
 """Packages that the base install does not bring, and the extra that does."""
-INTERRUPTED = 130
 MISSING = 1
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Errors end with their own exit code, and a hint under the message."""
+    exit_on_interrupt()
     try:
         sys.exit(run(arguments))
     except KeyboardInterrupt:
         complain("interrupted")
         sys.exit(INTERRUPTED)
+    finally:
+        if arguments is not None:  # called by a program that goes on
+            raise_on_interrupt()
 
 
 def run(arguments: list[str] | None) -> int:

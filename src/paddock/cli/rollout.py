@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.cli import INTERRUPTED, complain, note, print_json, refuse_unused
+from paddock.cli.interrupts import loop_handlers, raise_on_interrupt
 from paddock.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
@@ -275,6 +276,7 @@ def reverify_command(
 
     files = read_tests(tests, task_spec, sandbox)
     work = reverify(rollout_id, files, store=store, sandbox=sandbox, consent=unsafe, timeout=timeout)
+    raise_on_interrupt()
     verdict = asyncio.run(work)
     if as_json:
         print_json(
@@ -329,7 +331,8 @@ def run_until_signal(work: Coroutine[Any, Any, BatchResult]) -> BatchResult | No
         except asyncio.CancelledError:
             return None
 
-    return asyncio.run(guarded())
+    with loop_handlers():
+        return asyncio.run(guarded())
 
 
 def report(result: BatchResult, as_json: bool) -> None:

@@ -1,0 +1,48 @@
+"""Ctrl-C while a command starts.
+
+The rule: no signal raises an exception while modules are imported. A KeyboardInterrupt in the import of an extension
+module leaves it half made, which can end in a segmentation fault, and one in a callback of the import system is
+swallowed. Before a command works there is nothing to put away, so the process ends at once; SIGTERM does by default.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+INTERRUPTED = 130
+
+
+def exit_on_interrupt() -> None:
+    """From now on Ctrl-C ends the process, without unwinding. A process that ignores it goes on doing so."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _exit)
+
+
+def raise_on_interrupt() -> None:
+    """Ctrl-C raises KeyboardInterrupt again, and `asyncio.run` cancels its work for it."""
+    if signal.getsignal(signal.SIGINT) is _exit:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def loop_handlers() -> Iterator[None]:
+    """Puts back what was there, which a loop with signal handlers of its own does not do when it is closed."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit(*_: Any) -> None:
+    os.write(2, b"error: interrupted\n")
+    os._exit(INTERRUPTED)
