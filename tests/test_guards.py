@@ -15,6 +15,7 @@ import paddock
 SOURCE = Path(paddock.__file__).parent
 EXPORTED = {
     "Action",
+    "CallResult",
     "Client",
     "Environment",
     "Observation",

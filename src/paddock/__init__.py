@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paddock.server.run import serve as serve
     from paddock.tools import ToolReturn as ToolReturn
     from paddock.types import Action as Action
+    from paddock.types import CallResult as CallResult
     from paddock.types import Observation as Observation
     from paddock.types import State as State
     from paddock.types import StepResult as StepResult
@@ -32,6 +33,7 @@ __version__ = VERSION
 
 _HOMES = {
     "Action": "paddock.types",
+    "CallResult": "paddock.types",
     "Client": "paddock.client.client",
     "Environment": "paddock.env",
     "Observation": "paddock.types",

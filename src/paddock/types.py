@@ -95,6 +95,22 @@ class StepResult(Generic[ObservationT]):
 
 
 @dataclass(frozen=True, slots=True)
+class CallResult:
+    """What a client gets back from a tool that ran. One that failed raises ToolFailure."""
+
+    value: Any
+    """What the tool returned; the text of its content if the server sends nothing else."""
+    reward: float | int | bool | None = None
+    """What the call earned. None means "not scored", or that the server does not tell."""
+    done: bool = False
+    """Whether the call ended the episode. Servers other than Paddock do not tell, and then it is False."""
+    content: list[dict[str, Any]] = field(default_factory=list)
+    """The blocks of MCP, such as text and images, as the server sent them."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What else the server said of the call."""
+
+
+@dataclass(frozen=True, slots=True)
 class ToolInfo:
     """A tool as a client sees it."""
 

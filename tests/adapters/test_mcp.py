@@ -44,7 +44,7 @@ def test_what_a_server_started_and_let_go_ends_with_its_session(target: str) -> 
     make, _ = load_target(f"mcp:{target}")
     with SyncClient(make) as client:
         client.reset()
-        pid = int(client.call_tool("start"))
+        pid = int(client.call_tool("start").value)
         assert Path(f"/proc/{pid}").exists()
     deadline = time.monotonic() + 10
     while Path(f"/proc/{pid}/exe").exists() and time.monotonic() < deadline:

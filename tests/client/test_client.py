@@ -11,7 +11,7 @@ import pytest
 from pydantic import Field
 
 from environments import Add, Adder, AsyncKit, AsyncScripted, Kit, Scripted, Sum, Total, Watched
-from paddock import Action, Client, Environment, Observation, State
+from paddock import Action, Client, Environment, Observation, State, ToolEnvironment, ToolReturn, tool
 from paddock.client.client import UnknownResetArgument
 from paddock.client.policy import Timeouts
 from paddock.config import Access
@@ -124,8 +124,35 @@ async def test_tools(serve: Serve, transport: str) -> None:
         tools = await env.tools()
         assert [tool.name for tool in tools] == ["add", "pause", "fail", "win", "look"]
         assert tools[0].input_schema["required"] == ["amount"]
-        assert [await env.call_tool("add", amount=2) for _ in range(2)] == [2, 4]
-        assert await env.call_tool("look") == {"count": 4}
+        assert [(await env.call_tool("add", amount=2)).value for _ in range(2)] == [2, 4]
+        assert (await env.call_tool("look")).value == {"count": 4}
+
+
+class Scoring(Watched, ToolEnvironment):
+    """Tools with a score, and one without."""
+
+    concurrent_sessions = True
+
+    @tool
+    def win(self) -> ToolReturn:
+        return ToolReturn("won", reward=1.0, done=True)
+
+    @tool
+    def look(self) -> str:
+        return "nothing"
+
+
+@pytest.mark.parametrize("way", ["ws", "http", "memory"])
+async def test_a_call_tells_its_reward_and_whether_it_ended_the_episode(serve: Serve, way: str) -> None:
+    env: Any = Client(Scoring) if way == "memory" else Client(serve(Scoring).url, transport=way)
+    async with env:
+        await env.reset()
+        looked, won = await env.call_tool("look"), await env.call_tool("win")
+        assert (looked.value, looked.reward, looked.done) == ("nothing", None, False)
+        assert (won.value, won.reward, won.done, won.metadata) == ("won", 1.0, True, {})
+        assert won.content[0]["text"] == "won"
+        with pytest.raises(AttributeError):
+            won.value = 2
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -135,7 +162,7 @@ async def test_a_tool_that_fails_raises(serve: Serve, transport: str) -> None:
         for name, arguments, text in failures:
             with pytest.raises(ToolFailure, match=text):
                 await env.call_tool(name, **arguments)
-        assert await env.call_tool("look") == {"count": 0}
+        assert (await env.call_tool("look")).value == {"count": 0}
 
 
 async def test_a_session_that_takes_no_call_is_not_the_tool_failing(serve: Serve, lives: list[Watched]) -> None:
@@ -211,7 +238,7 @@ async def test_a_tool_argument_may_be_called_name(serve: Serve) -> None:
             return f"hello {name} {timeout}"
 
     async with Client(serve(Names).url) as env:
-        assert await env.call_tool("greet", name="you", timeout=3) == "hello you 3"
+        assert (await env.call_tool("greet", name="you", timeout=3)).value == "hello you 3"
 
 
 async def test_a_tool_without_tools_is_a_clear_error(serve: Serve) -> None:
@@ -475,7 +502,7 @@ async def test_a_cancelled_tool_call_is_cancelled_on_the_server(serve: Serve, li
         await asyncio.sleep(0.2)
         call.cancel()
         await until(lambda: lives[0].cancelled == 1)
-        assert await env.call_tool("add", amount=1) == 1
+        assert (await env.call_tool("add", amount=1)).value == 1
 
 
 # -- the life of a client -------------------------------------------------------------------------

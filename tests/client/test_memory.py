@@ -61,7 +61,7 @@ async def test_tools_work() -> None:
     async with Client(Kit) as env:
         await env.reset()
         assert "add" in [tool.name for tool in await env.tools()]
-        assert await env.call_tool("add", amount=2) == 2
+        assert (await env.call_tool("add", amount=2)).value == 2
         with pytest.raises(ToolFailure, match="it broke"):
             await env.call_tool("fail", text="it broke")
         with pytest.raises(ToolNotFound):

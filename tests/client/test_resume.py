@@ -145,7 +145,7 @@ async def test_tool_calls_are_carried_out_once_too(serve: Serve, through: Any, l
     async with client(proxy.url) as env:
         for n in range(1, 6):
             proxy.cut_answers, proxy.cut_requests = n % 2, (n + 1) % 2
-            assert await env.call_tool("add", amount=1) == n
+            assert (await env.call_tool("add", amount=1)).value == n
     assert lives[0].steps == 5
 
 

@@ -34,7 +34,7 @@ def test_an_episode(serve: Serve, lives: list[Watched]) -> None:
 def test_tools(serve: Serve) -> None:
     with SyncClient(serve(Kit).url) as env:
         assert env.tools()[0].name == "add"
-        assert env.call_tool("add", amount=2) == 2
+        assert env.call_tool("add", amount=2).value == 2
 
 
 def test_an_environment_in_memory(lives: list[Watched]) -> None:

@@ -138,7 +138,7 @@ def test_the_whole_server_moves_to_the_interpreter_that_has_the_environment(coun
 def test_a_class_with_tools_needs_no_app_to_name_its_actions() -> None:
     with moved("openenv_kinds:Kinds") as (url, _), SyncClient(url) as client:
         client.reset()
-        assert client.call_tool("listed") == [3, 1, 2]
+        assert client.call_tool("listed").value == [3, 1, 2]
         called = client.step({"type": "call_tool", "tool_name": "ratio", "arguments": {"a": 1, "b": 2}})
         assert called.observation["result"]["data"] == 0.5
         assert client.step({"metadata": {}}).observation["metadata"] == {"took": "Action"}
@@ -164,7 +164,7 @@ def test_an_openenv_class_with_tools_offers_them() -> None:
         with SyncClient(make) as client:
             client.reset(episode_id="mine")
             assert [tool.name for tool in client.tools()] == ["echo_message", "echo_with_length"]
-            assert client.call_tool("echo_with_length", message="hello") == {"message": "hello", "length": 5}
+            assert client.call_tool("echo_with_length", message="hello").value == {"message": "hello", "length": 5}
             with pytest.raises(ToolFailure, match="Unknown tool"):
                 client.call_tool("nope")
             assert client.state()["episode_id"] == "mine"
@@ -194,7 +194,7 @@ def test_an_mcp_server_is_an_environment(peer: str) -> None:
         tools = {tool.name: tool for tool in client.tools()}
         assert tools["add_note"].input_schema["required"] == ["text"]
         assert "Keep a note" in tools["add_note"].description
-        assert [client.call_tool("add_note", text=text) for text in ("a", "b")] == [["a"], ["a", "b"]]
+        assert [client.call_tool("add_note", text=text).value for text in ("a", "b")] == [["a"], ["a", "b"]]
         with pytest.raises(ToolFailure, match="fail"):
             client.call_tool("fail")
         with pytest.raises(ToolFailure, match="text"):
@@ -208,23 +208,23 @@ def test_an_mcp_server_is_an_environment(peer: str) -> None:
 def test_every_session_has_a_server_that_ends_with_it(notes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     with SyncClient(notes) as one, SyncClient(notes) as two:
-        pids = [client.call_tool("process") for client in (one, two)] + [one.call_tool("start_another")]
+        pids = [client.call_tool("process").value for client in (one, two)] + [one.call_tool("start_another").value]
         assert len({*pids}) == 3
         assert all(is_alive(pid) for pid in pids)
-        assert one.call_tool("variable", name="GREETING") == "hello"
-        assert one.call_tool("variable", name="OPENAI_API_KEY") == "nothing"
+        assert one.call_tool("variable", name="GREETING").value == "hello"
+        assert one.call_tool("variable", name="OPENAI_API_KEY").value == "nothing"
     wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
 
 def test_a_server_that_dies_is_told_and_replaced(notes: Any) -> None:
     with SyncClient(notes) as client:
-        first = client.call_tool("process")
+        first = client.call_tool("process").value
         os.kill(first, signal.SIGKILL)
         with pytest.raises(EnvironmentFailure, match="MCP server notes"):
             client.call_tool("process")
         client.reset()
-        assert client.call_tool("process") != first
-        assert client.call_tool("add_note", text="e") == ["e"]
+        assert client.call_tool("process").value != first
+        assert client.call_tool("add_note", text="e").value == ["e"]
 
 
 def test_a_call_that_takes_too_long_is_given_up(notes: Any) -> None:
@@ -238,7 +238,7 @@ def test_an_mcp_server_over_http_is_an_environment_too(fastmcp_echo: Server) -> 
     make, _ = load_target(f"mcp+{fastmcp_echo.url}/mcp")
     with SyncClient(make) as client:
         client.reset()
-        assert client.call_tool("echo_with_length", message="hello") == {"message": "hello", "length": 5}
+        assert client.call_tool("echo_with_length", message="hello").value == {"message": "hello", "length": 5}
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_taskset_of_verifiers_gives_prompt_tools_and_reward() -> None:
             shown = client.reset(index=1).observation["messages"]
             assert [message["content"] for message in shown] == ["Add.", "What is 1 + 2?"]
             assert [tool.name for tool in client.tools()] == ["add", "submit_answer"]
-            assert client.call_tool("add", a=1, b=2) == {"result": 3}
+            assert client.call_tool("add", a=1, b=2).value == {"result": 3}
             ended = client.step({"type": "call_tool", "tool_name": "submit_answer", "arguments": {"answer": "3"}})
             assert (ended.reward, ended.done) == (1.0, True)
             assert ended.metadata == {"rewards": {"right": 1.0}, "metrics": {"calls": 1.0}}

@@ -69,15 +69,15 @@ async def test_tools(openenv_echo: Server) -> None:
     async with Client(openenv_echo.url) as env:
         await env.reset()
         assert [tool.name for tool in await env.tools()] == ECHO_TOOLS
-        assert await env.call_tool("echo_message", message="hi") == "hi"
-        assert await env.call_tool("echo_with_length", message="hi") == {"message": "hi", "length": 2}
+        assert (await env.call_tool("echo_message", message="hi")).value == "hi"
+        assert (await env.call_tool("echo_with_length", message="hi")).value == {"message": "hi", "length": 2}
 
 
 def test_tools_without_await(openenv_echo: Server) -> None:
     with SyncClient(openenv_echo.url) as env:
         env.reset()
         assert [tool.name for tool in env.tools()] == ECHO_TOOLS
-        assert env.call_tool("echo_message", message="hi") == "hi"
+        assert env.call_tool("echo_message", message="hi").value == "hi"
 
 
 async def test_an_unknown_tool_raises(openenv_echo: Server) -> None:

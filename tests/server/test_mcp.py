@@ -721,3 +721,17 @@ def test_frames_before_the_session_are_bounded_in_bytes(serve: Serve) -> None:
     for _ in range(4):
         ws.connection.send('{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":"' + "x" * 500 + '"}}')
     assert ws.end() == 1008
+
+
+@pytest.mark.parametrize("make", [Adder, Kit])
+@pytest.mark.parametrize(("method", "params"), [("tools/list", {}), ("tools/call", {"name": "add"})])
+def test_an_unknown_session_is_told_with_tools_or_without(
+    serve_fast: Serve, make: Any, method: str, params: dict[str, Any]
+) -> None:
+    answer = serve_fast(make).http().rpc(method, {**params, "session_id": "nobody"})
+    assert answer["error"]["code"] == -32602
+    assert answer["error"]["data"]["kind"] == "not_found"
+
+
+def test_tools_of_an_environment_without_any_are_an_internal_error(serve_fast: Serve) -> None:
+    assert serve_fast(Adder).http().rpc("tools/list")["error"]["code"] == -32603

@@ -29,8 +29,8 @@ from paddock.errors import (
     from_wire,
     tool_error_class,
 )
-from paddock.protocol import jsonrpc
-from paddock.types import StepResult, ToolInfo
+from paddock.protocol import jsonrpc, mcp
+from paddock.types import CallResult, StepResult, ToolInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,8 +154,8 @@ class Client(Generic[ObservationT]):
             for tool in result["tools"]
         ]
 
-    async def call_tool(self, name: str, /, **arguments: Any) -> Any:
-        """Call a tool and return its value.
+    async def call_tool(self, name: str, /, **arguments: Any) -> CallResult:
+        """Call a tool: its value, and the reward and end of the episode that the call brought.
 
         Every keyword is the tool's, so the deadline is `timeouts.request`; `asyncio.timeout` around the call sets a
         shorter one, and stops the tool. Raises ToolFailure if the call failed, ToolNotFound or InvalidToolArguments
@@ -164,10 +164,7 @@ class Client(Generic[ObservationT]):
         result = await self._call("tools/call", {"name": name, "arguments": arguments}, None)
         if result.get("isError") or result.get("is_error"):
             raise ToolFailure(_text_of(result), tool_name=name)
-        if "data" in result:
-            return result["data"]
-        structured = result.get("structuredContent")
-        return structured if structured is not None else _text_of(result)
+        return call_result(result)
 
     async def schema(self) -> dict[str, Any]:
         """JSON Schemas of the environment's action, observation and state."""
@@ -251,6 +248,16 @@ def result_of(data: dict[str, Any]) -> StepResult[Any]:
     fields = data["observation"]
     metadata = data.get("metadata") or fields.get("metadata") or {}
     return StepResult(fields, data.get("reward"), bool(data.get("done")), metadata)
+
+
+def call_result(result: dict[str, Any]) -> CallResult:
+    """What a `tools/call` result says, in Paddock's, OpenEnv's or the spec's form."""
+    structured = result.get("structuredContent")
+    value = result["data"] if "data" in result else structured if structured is not None else _text_of(result)
+    known = result.get("_meta") or result.get("meta")
+    told = dict(known) if isinstance(known, dict) else {}
+    reward, done = told.pop(mcp.REWARD_KEY, None), bool(told.pop(mcp.DONE_KEY, False))
+    return CallResult(value, reward, done, result.get("content") or [], told)
 
 
 def _transport_for(

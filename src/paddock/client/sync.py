@@ -20,7 +20,7 @@ from paddock.net import check_process
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from paddock.types import StepResult, ToolInfo
+    from paddock.types import CallResult, StepResult, ToolInfo
 
 ObservationT = TypeVar("ObservationT")
 GOODBYE_SECONDS = 5.0
@@ -91,7 +91,7 @@ class SyncClient(Generic[ObservationT]):
     def tools(self, *, timeout: float | None = None) -> list[ToolInfo]:
         return self._portal.call(partial(self._client.tools, timeout=timeout))
 
-    def call_tool(self, name: str, /, **arguments: Any) -> Any:
+    def call_tool(self, name: str, /, **arguments: Any) -> CallResult:
         return self._portal.call(partial(self._client.call_tool, name, **arguments))
 
     def schema(self) -> dict[str, Any]:

@@ -32,6 +32,8 @@ VERSIONS = (STATELESS_VERSION, *SESSION_VERSIONS)
 UNSUPPORTED_VERSION, HEADER_MISMATCH = -32022, -32020
 OPTIONAL = frozenset(("title", "outputSchema", "icons", "annotations", "execution", "structuredContent", "_meta"))
 """Keys that the spec lets one leave out, but not set to null: TypeScript's client refuses the whole answer."""
+REWARD_KEY, DONE_KEY = "paddock/reward", "paddock/done"
+"""Under these keys of `_meta` a result tells what the call earned, and whether it ended the episode."""
 FASTMCP_RESULT = ("content", "structured_content", "meta", "data", "is_error")
 
 
@@ -128,7 +130,7 @@ def with_score(result: dict[str, Any], reward: Any, done: bool) -> dict[str, Any
     """Tell what the call earned, where MCP leaves room for it."""
     if reward is None and not done:
         return result
-    score = {"paddock/reward": check_reward(reward), "paddock/done": done}
+    score = {REWARD_KEY: check_reward(reward), DONE_KEY: done}
     return {**result, "_meta": score, "meta": score}
 
 

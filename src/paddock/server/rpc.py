@@ -151,10 +151,10 @@ async def _ping(_service: Service, caller: Caller, call: Call, _: float | None) 
 
 
 async def _list_tools(service: Service, caller: Caller, call: Call, timeout: float | None) -> dict[str, Any]:
+    # As in OpenEnv, an unknown session is told before an environment without tools is.
+    caller.known_session(call.params)
     tools = tools_of(service.blueprint)
-    if tools is not None:
-        caller.known_session(call.params)
-    else:
+    if tools is None:
         async with caller.session(call.params) as session:
             tools = await service.dispatch.ask(session, ListTools(), timeout=timeout, left=caller.left)
     return _told(caller, call, {"tools": tools, **mcp.COMPLETE})

@@ -138,7 +138,7 @@ class Session:
         return await self._ask({"type": "state"})
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        return await self._client.call_tool(name, **arguments)
+        return (await self._client.call_tool(name, **arguments)).value
 
     async def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         reply = await self._client.transport.request(message, self._client.timeouts.request)
