@@ -50,7 +50,8 @@ EPILOG = f"TARGET: {FORMS}, http://host:port, or a task folder or name"
 def command(target: str, timeout: float, auth_token: str | None, as_json: bool) -> int:
     """Find out what an environment, a server or a task gets wrong.
 
-    Of a task it proves that its solution scores 1.0, and that doing nothing scores less.
+    Of a task it proves that its solution scores 1.0, and that doing nothing scores less. It warns about tests that
+    run the agent's program without paddock-run.
 
     Ends with 0 if nothing failed, 1 if something did, 2 if there is nothing to check at TARGET.
     """

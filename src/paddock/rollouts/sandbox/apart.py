@@ -247,9 +247,16 @@ class Apart:
             for name in (*reversed(FOLDERS), ""):
                 os.rmdir(f"{room}/{name}")
         except OSError:
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError:
+                # There are too many processes: it stays, and counts for the disk limit.
+                return
             if pid == 0:
-                os.execv("/bin/sh", ["sh", "-c", CLEAR, "sh", room])
+                try:
+                    os.execv("/bin/sh", ["sh", "-c", CLEAR, "sh", room])
+                finally:
+                    os._exit(127)
             self.helpers.add(pid)
 
     def end_all(self) -> None:

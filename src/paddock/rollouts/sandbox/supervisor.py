@@ -147,10 +147,14 @@ class Supervisor:
         """Something about `paddock-run`. Its part of this program is compiled when it is needed: few tests use it."""
         if self.apart is None:
             self.apart = load("apart", self.settings["apart"]).Apart(self)
-        if self.run_requests is not None and descriptor == self.run_requests.fileno():
-            self.apart.accept(self.run_requests)
-        elif descriptor in self.apart.callers:
-            self.apart.heard(descriptor)
+        try:
+            if self.run_requests is not None and descriptor == self.run_requests.fileno():
+                self.apart.accept(self.run_requests)
+            elif descriptor in self.apart.callers:
+                self.apart.heard(descriptor)
+        except OSError as error:
+            # No caller may end the supervisor: it could be a program of the agent.
+            self.apart.failure = self.apart.failure or error.strerror or str(error)
         if self.look_at is None:
             self.look_at = time.monotonic() + LOOK_CLOSELY
 
