@@ -123,6 +123,8 @@ class ForkServer:
                         return
                 elif key.fileobj == self.woken:
                     self.reap()
+                elif key.data is None:
+                    self.part(key.fileobj)
                 elif key.data.pid in self.children:
                     self.hear(key.data)
 
@@ -183,6 +185,7 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             near.close()
             self.control.close()
+            opened = [key.fileobj for key in self.selector.get_map().values()]
             self.selector.close()
             os.close(self.woken)
             os.close(self.wake)
@@ -190,6 +193,9 @@ class ForkServer:
                 other.control.close()
                 for link in other.sessions.values():
                     link.close()
+            for each in opened:
+                if isinstance(each, socket.socket):
+                    each.close()
             if hasattr(self.hosted, "after_fork"):
                 self.hosted.after_fork()
             run_sessions(self.hosted, far, NUMBER)
@@ -249,6 +255,21 @@ class ForkServer:
                 end_group(pid)
                 for number, link in child.sessions.items():
                     report(link, number, status)
+                    # Not closed before the server has: a request that is just being sent would break the connection
+                    # before the report is read.
+                    self.selector.register(link, selectors.EVENT_READ, None)
+
+    def part(self, link: Any) -> None:
+        """A session that was told of the end of its process sends what nobody will carry out, or is closed."""
+        try:
+            data = link.recv(PIECE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.selector.unregister(link)
+            link.close()
 
     def leave(self) -> None:
         for child in self.children.values():
@@ -262,13 +283,10 @@ class ForkServer:
 
 
 def report(link: socket.socket, number: int, status: int) -> None:
-    try:
+    with suppress(OSError):
         link.setblocking(False)
         link.send(HEADER.pack(STATUS.size, number, DIED) + STATUS.pack(status))
-    except OSError:
-        pass
-    finally:
-        link.close()
+        link.shutdown(socket.SHUT_WR)
 
 
 def end_group(pid: int) -> None:

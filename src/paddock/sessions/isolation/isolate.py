@@ -12,7 +12,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from paddock.errors import ConfigError, EnvironmentFailure, PaddockError
+from paddock.protocol.codec import encode
 from paddock.protocol.episode import Step
 from paddock.sessions.blueprint import Affinity, Method, Where
 from paddock.sessions.isolation.process import Process
@@ -187,5 +190,5 @@ def _request(method: str, argument: Any) -> bytes:
         if not isinstance(argument, Step):
             raise
         # A type that was made at run time: the other side has one of its own, and reads the action again.
-        fields = argument.action.model_dump(mode="json", by_alias=True)
+        fields = orjson.loads(encode(argument.action.model_dump(by_alias=True)))
         return pickle.dumps((method, Step(fields, argument.extras), True), pickle.HIGHEST_PROTOCOL)
