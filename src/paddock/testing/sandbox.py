@@ -185,6 +185,32 @@ async def output_is_limited(subject: Subject) -> None:
     require(done.stdout.startswith(b"BEGIN") and done.stdout.endswith(b"END\n"), "not the first and the last of it")
 
 
+# -- tests --------------------------------------------------------------------------------------------------
+
+
+@check("examine the guarded files when the last command ends", needs=[it_runs_a_command])
+async def a_forged_reward_is_reported(subject: Subject) -> None:
+    reward = PurePosixPath("/logs/verifier/reward.txt")
+    for script, is_trusted in (
+        ("echo 1 > /logs/verifier/reward.txt", True),
+        ("echo 1 > /logs/verifier/reward.txt; chmod 0444 /logs/verifier/reward.txt", False),
+        ("(sleep 60 &); echo 1 > /logs/verifier/reward.txt", False),
+    ):
+        async with subject.another() as sandbox:
+            command = Command(sandbox.localize(script), last=True, guarded=(reward,))
+            done = await sandbox.exec(command, timeout=COMMAND_TIMEOUT)
+            require((done.tampered is None) is is_trusted, f"{script!r} gave {done}")
+
+
+@check("run a command of paddock-run apart from the tests, or not at all", needs=[it_runs_a_command])
+async def paddock_run_hides_the_tests(subject: Subject) -> None:
+    done = await subject.run("paddock-run sh -c 'echo ran; cat /tests/test.sh'")
+    if done.exit_code == 125:
+        require(done.stdout == b"" and b"paddock-run" in done.stderr, f"got {done}")
+    else:
+        require((done.exit_code, done.stdout) == (1, b"ran\n"), f"got {done}")
+
+
 # -- files --------------------------------------------------------------------------------------------------
 
 
