@@ -43,6 +43,12 @@ class Limits:
     """Threads that run sync environments."""
     ping_interval: float = 20.0
     ping_timeout: float = 20.0
+    header_timeout: float = 20.0
+    """The head of a request, or of a handshake, has to be complete after this long."""
+    body_timeout: float = 30.0
+    """How long a body may take, beside a second for every 8 KiB of it, and a vector until it opens a session."""
+    max_connections: int | None = None
+    """Open connections, in each process. None: the system's limit of descriptors, less a reserve."""
     unread_timeout: float = 60.0
     """A peer that reads nothing of what waits for it is disconnected after this long."""
 
@@ -56,9 +62,11 @@ class Limits:
         for name in ("queue_timeout", "resume_window", "give_way_after", "drain_grace"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds, 0 or more")
-        for name in ("ping_interval", "ping_timeout", "unread_timeout"):
+        for name in ("ping_interval", "ping_timeout", "header_timeout", "body_timeout", "unread_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give seconds above 0")
+        if self.max_connections is not None and self.max_connections < 1:
+            raise ConfigError(f"max_connections is {self.max_connections}", hint="give at least 1, or None")
         for name in ("max_waiting", "max_waiting_per_connection", "message_bytes", "threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give at least 1")
@@ -113,6 +121,7 @@ class Variables:
     mode: Mode = "simulation"
     max_sessions: int | None = None
     max_waiting: int | None = None
+    max_connections: int | None = None
     web: bool = False
     mcp_token: str | None = field(default=None, repr=False)
     """Opens the MCP server of an `mcp+http:` target."""
@@ -127,6 +136,7 @@ def read_variables(environ: Mapping[str, str] | None = None) -> Variables:
         mode=parse_mode(mode),
         max_sessions=_whole_number(source, "PADDOCK_MAX_SESSIONS", "MAX_CONCURRENT_ENVS"),
         max_waiting=_whole_number(source, "PADDOCK_MAX_WAITING"),
+        max_connections=_whole_number(source, "PADDOCK_MAX_CONNECTIONS"),
         mcp_token=source.get("PADDOCK_MCP_TOKEN") or None,
         web=source.get("ENABLE_WEB_INTERFACE", "").strip().lower() in ("true", "1", "yes"),
     )

@@ -32,6 +32,7 @@ OF_A_CLUSTER = (
 @click.option(
     "--max-waiting", type=int, help="Newcomers that may wait at once. Default: 10,000. Also: PADDOCK_MAX_WAITING."
 )
+@click.option("--max-connections", type=int, help="Open connections per process. Default: what the system allows.")
 @click.option(
     "--session-timeout",
     default=USUAL.session_timeout,
@@ -103,7 +104,8 @@ OF_A_CLUSTER = (
 @click.option("--log-level", default="info", show_default=True, help="debug, info, warning or error.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
 def command(
-    target: str, host: str, port: int, max_sessions: int | None, max_waiting: int | None, session_timeout: float,
+    target: str, host: str, port: int, max_sessions: int | None, max_waiting: int | None,
+    max_connections: int | None, session_timeout: float,
     queue_timeout: float,
     resume_window: float, step_timeout: float, drain_grace: float, max_message_mb: int, threads: int, workers: int,
     isolation: IsolationKind | None, sessions_per_process: int | None,
@@ -126,6 +128,7 @@ def command(
         threads=threads,
         workers=workers,
     )
+    require_at_least(1, "a whole number, 1 or more", max_connections=max_connections)
     require_at_least(1, "MiB, 1 or more", max_message_mb=max_message_mb)
     require_at_least(0, "seconds; 0 is no limit", session_timeout=session_timeout, step_timeout=step_timeout)
     require_at_least(
@@ -157,6 +160,7 @@ def command(
         max_sessions=max_sessions if max_sessions is not None else variables.max_sessions
         or default_sessions(Blueprint(make)) * (scale.most if scale else 1),
         max_waiting=max_waiting or variables.max_waiting or USUAL.max_waiting,
+        max_connections=max_connections or variables.max_connections,
         session_timeout=session_timeout or None,
         queue_timeout=queue_timeout,
         resume_window=resume_window,

@@ -117,6 +117,8 @@ def default_config(blueprint: Blueprint, max_sessions: int | None, concurrency: 
         limits = Limits(max_sessions=max_sessions)
     if variables.max_waiting is not None:
         limits = replace(limits, max_waiting=variables.max_waiting)
+    if variables.max_connections is not None:
+        limits = replace(limits, max_connections=variables.max_connections)
     return ServerConfig(limits=limits, access=Access(token=variables.auth_token), mode=variables.mode)
 
 

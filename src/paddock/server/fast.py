@@ -20,11 +20,13 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from paddock.errors import PaddockError
 from paddock.server.access import check_access
 from paddock.server.aside import SideWriter
+from paddock.server.connection_limits import late_log
 from paddock.server.flow import TOO_MANY, Flow
 from paddock.server.hello import SUBPROTOCOL_HEADER, Hello, greeting
 from paddock.server.kernel import is_plain
 from paddock.server.outbox import send_text
 from paddock.server.sockets import converse
+from paddock.server.vector import VectorConversation
 from paddock.sessions.blueprint import Where
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ class FastSocket(WSListener):
     """One connection: assembles frames into messages, keeps it alive, applies back-pressure."""
 
     __slots__ = (
-        "_client_left", "_flow", "_limit", "_outbox", "_parts", "_parts_are_text", "_pinged", "_said_goodbye",
-        "_seen", "_side", "_size", "_unsent", "conversation", "heard",
+        "_began", "_client_left", "_flow", "_limit", "_outbox", "_parts", "_parts_are_text", "_pinged",
+        "_said_goodbye", "_seen", "_side", "_size", "_unsent", "conversation", "heard",
         "pause_requests", "resume_requests", "send_aside", "service", "transport",
     )  # fmt: skip
     """What is small stays in the cache."""
@@ -77,6 +79,7 @@ class FastSocket(WSListener):
         self.heard = True
         """Whether anything came since the last look; cheaper than taking the time of every frame."""
         self._seen = 0.0
+        self._began = 0.0
         self._pinged: float | None = None
         self._unsent = 0
         """How much it had not taken yet at the last look."""
@@ -163,6 +166,12 @@ class FastSocket(WSListener):
     def look_after(self, now: float) -> None:
         """Ping a silent client; drop one that does not answer, or does not read."""
         limits = self.service.config.limits
+        if isinstance(self.conversation, VectorConversation) and not self.conversation.has_opened:
+            self._began = self._began or now
+            if now - self._began > limits.body_timeout:
+                late_log.warning("a vector opened no session for %.0f s: disconnected", now - self._began)
+                self.close(1008, "no session was opened")
+                return
         unsent = self.transport.underlying_transport.get_write_buffer_size()
         # One that is busy with a long answer gets to the ping behind it later.
         reads, self._unsent = unsent < self._unsent, unsent

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from paddock.errors import ConfigError
-from paddock.server.request_deadlines import DeadlineProtocol
+from paddock.server.connection_limits import ConnectionWatch, LimitedProtocol
 
 if TYPE_CHECKING:
     import asyncio
@@ -62,7 +62,7 @@ def quiet_config(
     app: Any,
     *,
     lifespan: bool = True,
-    requests: type[OneWriteProtocol] = DeadlineProtocol,
+    requests: type[OneWriteProtocol] = LimitedProtocol,
     upgrades: type | None = None,
 ) -> uvicorn.Config:
     """How uvicorn runs an application of ours. `upgrades` is the protocol that takes WebSockets, if any does."""
@@ -93,6 +93,7 @@ class StoppableServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, ready: Callable[[], object] | None = None) -> None:
         super().__init__(config)
         self._ready = ready
+        self._watch = ConnectionWatch(self.server_state.connections)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -109,5 +110,10 @@ class StoppableServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._watch.listen_on(sockets)
         if self.started and self._ready is not None:
             self._ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        self._watch.look()
+        return await super().on_tick(counter)

@@ -63,7 +63,7 @@ class OneWriteProtocol(HttpToolsProtocol):
     unparsed = b""
     """What was read and waits until the requests before it are answered."""
     _is_parsing = False
-    _is_upgraded = False
+    is_upgraded = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(GatheringTransport(transport))  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ class OneWriteProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         """A WebSocket writes for itself."""
-        self._is_upgraded = True
+        self.is_upgraded = True
         if isinstance(self.transport, GatheringTransport):
             self.transport.flush()
             self.transport = self.transport.plain
@@ -96,13 +96,13 @@ class OneWriteProtocol(HttpToolsProtocol):
         data, at = self.unparsed, 0
         self._is_parsing = True
         try:
-            while at < len(data) and not (self.pipeline or self._is_upgraded or self.transport.is_closing()):
+            while at < len(data) and not (self.pipeline or self.is_upgraded or self.transport.is_closing()):
                 super().data_received(data[at : at + PIECE])
                 at += PIECE
         finally:
             self._is_parsing = False
-        self.unparsed = b"" if self._is_upgraded else data[at:]
-        if self._is_upgraded:
+        self.unparsed = b"" if self.is_upgraded else data[at:]
+        if self.is_upgraded:
             return
         if self.unparsed:
             self.flow.pause_reading()

@@ -44,6 +44,10 @@ class DeadlineProtocol(OneWriteProtocol):
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         super().data_received(data)
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and not (self._is_arriving or self.is_upgraded or self.timeout_keep_alive_task):
+            # Bytes that begin no request have ended the wait for the next one.
+            self._is_arriving, self._in_body, self._began = True, False, self.loop.time()
         if self._is_arriving:
             if self._timer is None and not self.transport.is_closing():
                 self._timer = self.loop.call_later(self._seconds_left(), self._check_arrival)

@@ -121,8 +121,10 @@ class DrainingServer(StoppableServer):
 def server_config(app: Any) -> uvicorn.Config:
     """uvicorn with our own ways for WebSockets and calls of tools. It makes the protocols, so they are classes."""
     own = {"service": app.state.service}
+    limits = app.state.service.config.limits
+    bounded = {**own, "limits": limits, "head_seconds": limits.header_timeout, "body_seconds": limits.body_timeout}
     return quiet_config(
-        app, requests=type("Requests", (ShortWayProtocol,), own), upgrades=type("Upgrades", (UpgradeRouter,), own)
+        app, requests=type("Requests", (ShortWayProtocol,), bounded), upgrades=type("Upgrades", (UpgradeRouter,), own)
     )
 
 

@@ -14,9 +14,10 @@ from paddock.errors import PaddockError
 from paddock.protocol import jsonrpc
 from paddock.protocol.jsonrpc import Call
 from paddock.server.access import check_access, lookup
+from paddock.server.connection_limits import LimitedProtocol
 from paddock.server.hello import LEASE_HEADER
 from paddock.server.mcp import SESSION_HEADER, HttpCaller, speaks_known_version, written
-from paddock.server.one_write import GatheringTransport, OneWriteProtocol
+from paddock.server.one_write import GatheringTransport
 from paddock.server.rpc import respond_at_once
 from paddock.sessions.numbered import HEADER as REQUEST_NUMBER
 
@@ -32,7 +33,7 @@ BROKEN = b"HTTP/1.1 500 Internal Server Error\r\nconnection: close\r\ncontent-le
 logger = logging.getLogger("paddock.server")
 
 
-class ShortWayProtocol(OneWriteProtocol):
+class ShortWayProtocol(LimitedProtocol):
     """uvicorn's HTTP protocol, which asks `answer_at_once` before it begins a request."""
 
     service: Service
@@ -57,6 +58,7 @@ class ShortWayProtocol(OneWriteProtocol):
     def on_message_complete(self) -> None:
         body, self._kept = self._kept, None
         if body is not None:
+            self._is_arriving = False
             if self._is_answered(body):
                 return
             super().on_headers_complete()

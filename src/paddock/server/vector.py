@@ -103,6 +103,8 @@ class VectorConversation:
         self.token = service.manager.new_token()
         """No session's, but leads to this process, as do those that begin with it."""
         self.lanes: dict[str, Lane] = {}
+        self.has_opened = False
+        """Whether anything was ever asked for."""
         self._early_messages = 0
         self._early_bytes = 0
         """The size of the frames that brought them."""
@@ -284,6 +286,7 @@ class VectorConversation:
             error = InvalidMessage("Invalid message", hint=f"session {key!r} is open already", errors=[])
             self.queue(messages.write_error(error, message.id, key))
             return
+        self.has_opened = True
         lane = self.lanes[key] = Lane(self, message, key)
         lane.opening = self.service.spawn(self._begin_lane(lane))
 
