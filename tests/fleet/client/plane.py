@@ -136,6 +136,9 @@ class LabPlane:
             started.set()
             await self._stop.wait()
             await runner.cleanup()
+            # A transport that was aborted closes its socket in one of the loop's next iterations.
+            for _ in range(3):
+                await asyncio.sleep(0)
 
         asyncio.run(main())
 
