@@ -134,7 +134,11 @@ class FastSocket(WSListener):
                 # picows goes on reading after a close, also what it has just refused as too big.
                 return
             elif kind == TEXT and frame.fin and not self._parts:
-                self._receive(frame.get_payload_as_bytes())
+                # The path of every step: `_receive` without its two calls.
+                if self._flow.is_paused:
+                    self._receive(frame.get_payload_as_bytes())
+                else:
+                    self.conversation.receive(frame.get_payload_as_bytes())
             elif kind == PING:
                 self._write(transport.send_pong, frame.get_payload_as_bytes())
             elif kind != PONG:
