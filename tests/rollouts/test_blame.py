@@ -45,6 +45,8 @@ def in_flight(began: float, last_byte: float | None = None, **changes: Any) -> C
         ([answered(0, 30), in_flight(49, streamed=False)], Outcome.MODEL),
         ([answered(0, 30), in_flight(40), in_flight(40, 99.9)], Outcome.MODEL),
         ([answered(0, 60), in_flight(70), in_flight(70, 99.9)], None),
+        ([answered(0, 60), in_flight(61, attempt_began=98.0)], Outcome.MODEL),
+        ([answered(0, 60), in_flight(61, 98.5, attempt_began=98.0)], None),
         ([answered(0, 40), *(refused(at, at + 1) for at in range(40, 100, 5))], Outcome.MODEL),
         ([answered(0, 60), *(refused(at, at + 1) for at in range(60, 100, 5))], None),
         ([answered(0, 40), refused(40, 41)], Outcome.MODEL),

@@ -84,6 +84,17 @@ def test_an_endpoint_that_breaks_in_the_middle_takes_the_whole_score(store: Stor
 
 
 @needs_bwrap
+def test_attempts_that_stall_one_after_the_other_are_one_silence(store: Store) -> None:
+    """The call in flight has received nothing, although its last attempt has only begun."""
+    slow = {
+        "turns": [{"tool": "bash", "arguments": {"command": "echo 42 > answer.txt; sleep 1.6"}}, {"text": "Done."}]
+    }
+    fault = {"turn": 1, "hang": 600, **ALWAYS}
+    record = ended(store, fault, AT_ONCE, seconds=3.0, script=slow, stall_timeout=0.6)
+    assert (record.outcome, unscored(store, record)) == (Outcome.MODEL, True)
+
+
+@needs_bwrap
 def test_a_slow_but_steady_answer_is_an_ordinary_timeout(store: Store) -> None:
     record = ended(store, {"per_token_delay": 0.05}, AT_ONCE, script={"turns": [LONG]})
     assert (record.outcome, record.reward) == (Outcome.TIMEOUT, 0.0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.store import Store
 from paddock.rollouts.trace import Call, Caller
 from rollouts.played import needs_bwrap, run, shell, speaker, spoken
@@ -118,3 +119,31 @@ def test_a_shell_script_around_one_client_is_an_agent(store: Store) -> None:
 def test_a_launcher_starts_no_other_kind_of_program_after_the_first_answer(store: Store) -> None:
     record, _ = run(spoken(store, SCRIPT, shell(f"{CURL % 'one'}; python3 -c '{ASK}ask(chr(111))'; true")))
     assert [call.caller for call in store.calls(record.rollout_id)] == [Caller.AGENT, Caller.FOREIGN]
+
+
+ASKS_TWICE = {"turns": [{"text": "Hello."}], "faults": [{"when": "FAIL", "hang": 600, "times": 10**6}]}
+CALLS = """
+def own(text, timeout=30):
+    sent = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=timeout)
+    body = json.dumps({"messages": [{"role": "user", "content": text}]})
+    connection.request("POST", "/v1/chat/completions", body, sent)
+    return connection.getresponse().read()
+"""
+
+
+def test_a_call_of_the_agents_shell_that_stalls_does_not_blame_the_endpoint(store: Store) -> None:
+    """The agent's own calls were answered, and its work counts."""
+    hangs_up = CURL.replace("curl -s", "curl -s --max-time 1.5") % "FAIL"
+    program = f"own('hello'); sh({hangs_up!r}); sh('echo 42 > answer.txt')"
+    record, _ = run(spoken(store, ASKS_TWICE, speaker(HELPERS + CALLS + program), stall_timeout=0.5))
+    assert [str(call.caller) for call in store.calls(record.rollout_id)] == ["agent", "foreign"]
+    assert (record.outcome, record.reward) == (Outcome.OK, 1.0)
+
+
+def test_an_answer_to_the_agents_shell_does_not_excuse_the_endpoint(store: Store) -> None:
+    refused = {**ASKS_TWICE, "faults": [{"when": "FAIL", "status": 400, "message": "odd", "times": 10**6}]}
+    program = f"own('FAIL'); sh({CURL % 'hello'!r}); own('FAIL'); sh('echo 42 > answer.txt')"
+    record, _ = run(spoken(store, refused, speaker(HELPERS + CALLS + program)))
+    assert [str(call.caller) for call in store.calls(record.rollout_id)] == ["agent", "foreign", "agent"]
+    assert (record.outcome, record.reward) == (Outcome.MODEL, None)

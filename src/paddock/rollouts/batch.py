@@ -21,7 +21,7 @@ from paddock.rollouts.entrance import Entrance
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.resume import check_same, is_settled
-from paddock.rollouts.rollout import Rollout, new_rollout_id
+from paddock.rollouts.rollout import WORKING, Rollout, new_rollout_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,8 +38,6 @@ RETRIES = 2
 PAUSE = 0.5
 """Seconds before the first of them; doubled each time."""
 LONGEST_PAUSE = 30.0
-WORKING = "agent"
-"""The stage of a rollout that has all it needs."""
 
 
 @dataclass(frozen=True, slots=True)

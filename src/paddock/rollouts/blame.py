@@ -54,8 +54,8 @@ class CallSummary:
         return self.ended is None or (self.unanswered and self.ended >= at)
 
     def silence(self, until: float) -> float:
-        """Seconds without a byte before `until`."""
-        heard = next(at for at in (self.last_byte, self.attempt_began, self.began) if at is not None)
+        """Seconds without a byte of an answer before `until`. Attempts that were cut off brought none."""
+        heard = self.began if self.last_byte is None else self.last_byte
         return max(0.0, (until if self.ended is None else min(until, self.ended)) - heard)
 
 
@@ -92,8 +92,8 @@ def judge_calls(calls: Sequence[CallSummary], time: AgentTime, limits: StallLimi
     """Whether the model endpoint, or a full context, ended the rollout."""
     lost = lost_seconds(calls, time)
     share = lost / max(time.ended - time.began, 1e-9)
-    told = next((call.error for call in reversed(calls) if call.fault == "endpoint" and call.error), None)
-    why = f"; it last said: {told}" if told else ""
+    last_error = next((call.error for call in reversed(calls) if call.fault == "endpoint" and call.error), None)
+    why = f"; it last said: {last_error}" if last_error else ""
     spent = f"{lost:.1f} of {time.ended - time.began:.1f} s went into calls that the endpoint did not answer{why}"
     if time.timed_out:
         flying = [call for call in calls if call.is_in_flight(time.ended)]

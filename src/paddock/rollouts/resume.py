@@ -52,11 +52,11 @@ def check_same(batch_id: str, records: Iterable[RolloutRecord], tasks: Sequence[
     wanted = json.loads(json.dumps(settings, default=str))
     hashes = {task.id: task.hash for task in tasks}
     for record in records:
-        found = differences(record.config, wanted)
+        changes = differences(record.config, wanted)
         if hashes.get(record.task_id, record.task_hash) != record.task_hash:
-            found.append(f"task {record.task_id} has changed")
-        if found:
-            raise ConfigError(f"batch {batch_id} cannot go on: {'; '.join(found)}", hint=SAME_AGAIN)
+            changes.append(f"task {record.task_id} has changed")
+        if changes:
+            raise ConfigError(f"batch {batch_id} cannot go on: {'; '.join(changes)}", hint=SAME_AGAIN)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -29,6 +29,7 @@ from paddock.errors import (
 from paddock.rollouts.agents.base import AgentExit, AgentRun, Assignment
 from paddock.rollouts.blame import AgentTime, StallLimits, judge_calls
 from paddock.rollouts.capture import Capture, CaptureSettings
+from paddock.rollouts.judging import Ending, ModelUse, judge_model, judge_sandbox, judge_stop
 from paddock.rollouts.ledger import owned_sandbox
 from paddock.rollouts.limits import WHOLE_ANSWER_FACTOR, stall_seconds
 from paddock.rollouts.masking import Mask
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from paddock.rollouts.blame import Blame
     from paddock.rollouts.capture import Upstream
     from paddock.rollouts.plan import Plan
     from paddock.rollouts.sandbox.base import Sandbox
@@ -74,6 +74,8 @@ BLAME: dict[type[RolloutError], Outcome] = {
     SandboxError: Outcome.SANDBOX,
     VerifierError: Outcome.VERIFIER,
 }
+WORKING = "agent"
+"""The stage of a rollout that has all it needs."""
 ENTERING = ("sandbox", "provision")
 """Stages in which a rollout gets the place that it works in."""
 LEVELS = (Level.TEXT, Level.LOGPROBS, Level.TOKENS)
@@ -273,7 +275,7 @@ class Rollout:
         with listener:
             try:
                 await capture.serve(listener)
-                async with self._stage("agent", None, AgentError):
+                async with self._stage(WORKING, None, AgentError):
                     return await self._follow_agent(sandbox, assignment)
             finally:
                 await unhurried(self._stop_agent(capture, sandbox))
@@ -320,48 +322,39 @@ class Rollout:
             self._changed("warning", {"warning": problem})
         return sealed
 
-    def _judge(self, ended: AgentExit, killed_for: str | None) -> tuple[Outcome, str | None]:
-        """Who broke, from what was seen at the model and in the sandbox. Exit codes do not decide."""
+    def _judge(self, ended: AgentExit, killed_for: str | None) -> Ending:
         self.record.exit_code = ended.exit_code
-        capture = self._capture
-        assert capture is not None
-        if self._aborted is not None:
-            return Outcome.CANCELLED, self._aborted
-        if capture.lost:
-            return Outcome.ENVIRONMENT, f"calls could not be recorded: {capture.lost}"
-        blame = self._blame(timed_out=ended.timed_out)
-        if ended.timed_out:
-            return blame.outcome or Outcome.TIMEOUT, blame.error or "the agent did not finish in time"
-        if killed_for:
-            return Outcome.BUDGET, f"the sandbox used more {killed_for} than allowed"
-        if ended.exit_code is None:
-            return Outcome.SANDBOX, "the sandbox ended by itself"
-        if capture.exhausted:
-            return Outcome.BUDGET, f"the budget of {capture.exhausted} was used up"
-        if blame.outcome is not None:
-            return blame.outcome, blame.error
-        if self._broke_down(ended):
-            words = ended.error or self.record.agent_log.strip()[-500:]
-            return Outcome.AGENT, f"the agent made no model call (exit code {ended.exit_code}): {words}"
-        return Outcome.OK, blame.error
+        use = self._model_use(timed_out=ended.timed_out)
+        return (
+            judge_stop(use, aborted=self._aborted, timed_out=ended.timed_out)
+            or judge_sandbox(ended.exit_code, killed_for)
+            or judge_model(use)
+            or self._judge_start(ended)
+            or Ending(Outcome.OK, use.blame.error)
+        )
+
+    def _judge_start(self, ended: AgentExit) -> Ending | None:
+        """The ending of an agent that must make model calls, or could not be started, and made no good one."""
+        if any(call.ok and call.caller is not Caller.FOREIGN for call in self.calls):
+            return None
+        if not self.plan.agent.must_call and ended.exit_code not in NOT_FOUND:
+            return None
+        message = ended.error or self.record.agent_log.strip()[-500:]
+        return Ending(Outcome.AGENT, f"the agent made no model call (exit code {ended.exit_code}): {message}")
 
     @property
     def _agent_seconds(self) -> float:
         return self.plan.agent_timeout or self._timeouts.agent
 
-    def _blame(self, *, timed_out: bool) -> Blame:
-        """What the model calls say about the end. One that was in flight when the time was up has ended by now."""
-        assert self._capture is not None
-        over = self._agent_began + self._agent_seconds if timed_out else time.monotonic()
+    def _model_use(self, *, timed_out: bool) -> ModelUse:
+        """A call that was in flight when the time was up has ended by now."""
+        capture = self._capture
+        assert capture is not None
+        ended = self._agent_began + (self._agent_seconds if timed_out else self.record.stages[WORKING])
         streamed = stall_seconds(self.plan.stall_timeout, self._agent_seconds)
         limits = StallLimits(streamed, streamed * WHOLE_ANSWER_FACTOR)
-        return judge_calls(self._capture.summaries(), AgentTime(self._agent_began, over, timed_out), limits)
-
-    def _broke_down(self, ended: AgentExit) -> bool:
-        """Whether an agent without a single good call must make some, or could not be started."""
-        if any(call.ok for call in self.calls):
-            return False
-        return self.plan.agent.must_call or ended.exit_code in NOT_FOUND
+        blame = judge_calls(capture.summaries(), AgentTime(self._agent_began, ended, timed_out), limits)
+        return ModelUse(blame, exhausted=capture.exhausted, lost=capture.lost)
 
     async def _verify(self, sealed: bytes) -> Verdict:
         return await verify(

@@ -150,7 +150,7 @@ async def rewards_are_numbers_or_none(trial: Trial) -> None:
         if not isinstance(reward, Real):
             raise Wrong(f"the reward of {name} is {reward!r}, a {type(reward).__name__}")
         if not math.isfinite(reward):
-            raise Wrong(f"the reward of {name} is {reward}, which JSON cannot say: clients would see null")
+            raise Wrong(f"the reward of {name} is {reward}, and a server refuses it: the step fails")
 
 
 @check("set done to True or False", needs=STEPS)
@@ -180,9 +180,13 @@ async def the_state_survives_json(trial: Trial) -> str | None:
     return None
 
 
+SESSION_STEPS = (the_state_survives_json, rewards_are_numbers_or_none)
+"""A session refuses a step whose reward is not finite: that is one defect, and one failed check."""
+
+
 @check(
     "derive the state from paddock.State, set episode_id in reset and add 1 to step_count in step",
-    needs=[the_state_survives_json],
+    needs=SESSION_STEPS,
 )
 async def the_state_has_an_episode_id_and_counts_steps(trial: Trial) -> None:
     async with trial.session() as session:
@@ -279,7 +283,7 @@ async def close_works_after_a_failed_step(trial: Trial) -> None:
 @check(
     "keep what an episode changes on the instance (set it in __init__), not on the class or the module; "
     "or drop concurrent_sessions = True",
-    needs=[the_state_survives_json],
+    needs=SESSION_STEPS,
 )
 async def sessions_share_nothing(trial: Trial) -> None:
     if not trial.blueprint.concurrent:
@@ -348,7 +352,7 @@ async def async_methods_leave_the_loop_free(trial: Trial) -> None:
 
 @check(
     "return the declared types themselves: a client reads every observation and state as those",
-    needs=[observations_survive_json, the_state_survives_json],
+    needs=[observations_survive_json, *SESSION_STEPS],
 )
 async def a_client_can_play_an_episode(trial: Trial) -> None:
     move = await trial.move()

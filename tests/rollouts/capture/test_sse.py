@@ -21,6 +21,20 @@ def test_any_cuts_give_the_same_events(cuts: list[int]) -> None:
     assert found == EVENTS
 
 
+@pytest.mark.parametrize(
+    ("pieces", "only_comments"),
+    [
+        ([b": hi\n\n"], [True]),
+        ([b": hi\n\ndata: x\n\n"], [False]),
+        ([b"data: x\n\n: hi\r\n\r\n"], [False]),
+        ([b":", b" h", b"i\n\n", b"d", b"ata: x\n", b"\n"], [True, True, True, False, False, True]),
+    ],
+)
+def test_comments_are_told_from_data(pieces: list[bytes], only_comments: list[bool]) -> None:
+    reader = EventReader()
+    assert [(reader.feed(piece), reader.only_comments)[1] for piece in pieces] == only_comments
+
+
 def test_what_is_written_can_be_read() -> None:
     assert EventReader().feed(event(b"x") + sse.KEEP_ALIVE + event(b"y")) == [b"x", b"y"]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paddock.rollouts.sandbox.callers import Lineage, Program
     from paddock.rollouts.trace import Call
 
-NOBODY = "a process that had ended, or hung up, before it could be identified"
+UNIDENTIFIED = "a process that had ended, or hung up, before it could be identified"
 STRAY = "a process that no longer belongs to the agent's command"
 
 
@@ -60,7 +60,7 @@ class AgentProgram:
     def _label(self, seen: _Seen) -> bool:
         """True if the label is another one than before."""
         before = (seen.call.caller, seen.call.caller_reason)
-        reason = NOBODY if not seen.lineages else None
+        reason = UNIDENTIFIED if not seen.lineages else None
         for lineage in seen.lineages:
             reason = reason or self._foreign(lineage)
         seen.call.caller = Caller.AGENT if reason is None else Caller.FOREIGN

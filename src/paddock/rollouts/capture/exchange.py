@@ -222,8 +222,8 @@ class Exchange:
             room=self.room,
         )
         self.call.forwarded = self.mask.value(shaped.parameters)
-        told = shaped.body.get("temperature")
-        self.call.temperature = float(told) if isinstance(told, int | float) else None
+        temperature = shaped.body.get("temperature")
+        self.call.temperature = float(temperature) if isinstance(temperature, int | float) else None
         self.call.logprobs_kind = self._engine.logprobs_kind
         return shaped
 
@@ -260,11 +260,12 @@ class Exchange:
         reader, done = EventReader(), False
         held: list[tuple[bytes, dict[str, Any], bool]] = []
         async for piece in answered.pieces():
-            if not piece.startswith(b":"):  # a comment keeps the connection open, and is no answer
-                self.times.hear()
             failure: Failure | None = None
             try:
-                done = self._take_events(read_events(reader, piece), held)
+                events = read_events(reader, piece)
+                if not reader.only_comments:
+                    self.times.hear()
+                done = self._take_events(events, held)
             except Failure as error:
                 failure = error
             # An opening is held back: until the answer says something, a broken attempt can be repeated.

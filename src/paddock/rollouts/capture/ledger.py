@@ -66,9 +66,9 @@ class Ledger:
         self._hide_secrets(call)
         self._decide(call)
         if call.prompt_token_ids:
-            found = self._prefixes.add(call)
-            call.parent = None if found.answered is None else found.answered.id
-            call.shared_tokens = found.answered_tokens
+            prefix = self._prefixes.add(call)
+            call.parent = None if prefix.answered is None else prefix.answered.id
+            call.shared_tokens = prefix.answered_tokens
         self._log(summary(call))
         await asyncio.shield(self._write(call))
 

@@ -19,7 +19,7 @@ from aiohttp import web
 from paddock.errors import ModelError
 from paddock.rollouts.blame import CallSummary, endpoint_failure
 from paddock.rollouts.capture import budget
-from paddock.rollouts.capture.callers import AgentProgram
+from paddock.rollouts.capture.callers import UNIDENTIFIED, AgentProgram
 from paddock.rollouts.capture.counting import count_tokens
 from paddock.rollouts.capture.dialects import Interpreter
 from paddock.rollouts.capture.dialects.base import JSON, plain_answer
@@ -120,8 +120,11 @@ class Capture:
         return endpoint_failure(self.summaries())
 
     def summaries(self) -> list[CallSummary]:
-        """What decides whether the endpoint is to blame, in the order the calls began. Titles decide nothing."""
-        return [self._summary(call) for call in self.calls if call.role is not Role.TITLE]
+        """What decides whether the endpoint is to blame, in the order the calls began.
+
+        Titles decide nothing, and neither do calls of other programs than the agent's: a tool may call what it likes,
+        and hang up."""
+        return [self._summary(call) for call in self.calls if decides_blame(call)]
 
     def _summary(self, call: Call) -> CallSummary:
         times = asdict(self._times[call.id])
@@ -276,17 +279,17 @@ class Capture:
         return None
 
     async def _search(self, finder: CallerFinder, connection: Any, ends: list[Any], call: Call, first: bool) -> None:
-        found = Holders()
+        holders = Holders()
         try:
             async with asyncio.timeout(IDENTIFY_SECONDS):
-                found = await asyncio.to_thread(finder.find, ends[0][:2], ends[1][:2])
+                holders = await asyncio.to_thread(finder.find, ends[0][:2], ends[1][:2])
         except (OSError, TimeoutError) as error:
             self._note(f"{call.id}: its caller could not be identified: {type(error).__name__}: {error}")
         # Where nobody else can come to hold it, a connection is searched for once.
-        if found.lineages and found.is_private:
+        if holders.lineages and holders.is_private:
             self._identified = [each for each in self._identified if not each[0].is_closing()]
-            self._identified.append((connection, found))
-        self._label(call, found, first)
+            self._identified.append((connection, holders))
+        self._label(call, holders, first)
 
     def _label(self, call: Call, holders: Holders, first: bool) -> None:
         for changed in self._program.add(call, holders.lineages, first=first):
@@ -335,6 +338,12 @@ class Capture:
 
     def _note(self, line: str) -> None:
         self._log.append(f"{time.strftime('%H:%M:%S')} {self._mask.text(line)}")
+
+
+def decides_blame(call: Call) -> bool:
+    """A call whose process could not be identified may be the agent's, so it counts."""
+    is_foreign = call.caller is Caller.FOREIGN and call.caller_reason != UNIDENTIFIED
+    return call.role is not Role.TITLE and not is_foreign
 
 
 def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:

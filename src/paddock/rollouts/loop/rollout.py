@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.errors import ModelError, RolloutError, VerifierError
 from paddock.rollouts.blame import CONTEXT
+from paddock.rollouts.judging import Ending, judge_model, judge_stop
 from paddock.rollouts.loop.agent import Loop, LoopEnd
 from paddock.rollouts.loop.chat import Chat
 from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.rollout import LOG_BYTES, Rollout
+from paddock.rollouts.rollout import LOG_BYTES, WORKING, Rollout
 from paddock.rollouts.unhurried import unhurried
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class LoopRollout(Rollout):
         base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         await capture.serve(listener)
         try:
-            async with self._stage("agent", None, RolloutError), Chat(base_url, capture.secret) as chat:
+            async with self._stage(WORKING, None, RolloutError), Chat(base_url, capture.secret) as chat:
                 self.loop = Loop(
                     chat,
                     tools,
@@ -135,24 +136,21 @@ class LoopRollout(Rollout):
     def _keep_evidence(self) -> None:
         self.record.metadata.update(self._mask.value(self.scene.evidence))
 
-    def _judge_loop(self, ended: LoopEnd | ModelError) -> tuple[Outcome, str | None]:
-        """Who broke, from what was seen at the model and in the loop."""
-        capture = self._capture
-        assert capture is not None
-        if self._aborted is not None:
-            return Outcome.CANCELLED, self._aborted
-        if capture.lost:
-            return Outcome.ENVIRONMENT, f"calls could not be recorded: {capture.lost}"
-        timed_out = capture.exhausted == "time" or (isinstance(ended, LoopEnd) and ended.reason == "time")
-        blame = self._blame(timed_out=timed_out)
-        if timed_out:
-            return blame.outcome or Outcome.TIMEOUT, blame.error or "the agent did not finish in time"
-        if capture.exhausted:
-            return Outcome.BUDGET, f"the budget of {capture.exhausted} was used up"
-        if blame.outcome is not None:
-            return blame.outcome, blame.error
-        if isinstance(ended, ModelError):
-            return Outcome.AGENT, blame.error or f"the endpoint refused a request: {ended.message}"
-        if ended.reason in USED_UP:
-            return Outcome.BUDGET, USED_UP[ended.reason]
-        return Outcome.OK, None
+    def _judge_loop(self, ended: LoopEnd | ModelError) -> Ending:
+        assert self._capture is not None
+        timed_out = self._capture.exhausted == "time" or (isinstance(ended, LoopEnd) and ended.reason == "time")
+        use = self._model_use(timed_out=timed_out)
+        return (
+            judge_stop(use, aborted=self._aborted, timed_out=timed_out)
+            or judge_model(use)
+            or judge_end(ended, use.blame.error)
+        )
+
+
+def judge_end(ended: LoopEnd | ModelError, refusal: str | None) -> Ending:
+    """The ending of a loop that neither the endpoint nor a budget ended; `refusal` is what the endpoint refused."""
+    if isinstance(ended, ModelError):
+        return Ending(Outcome.AGENT, refusal or f"the endpoint refused a request: {ended.message}")
+    if ended.reason in USED_UP:
+        return Ending(Outcome.BUDGET, USED_UP[ended.reason])
+    return Ending(Outcome.OK)

@@ -113,17 +113,17 @@ class CallerFinder:
                 return Holders()
             processes = self._processes()
             left = MOST_DESCRIPTORS
-            found: list[Lineage] = []
+            lineages: list[Lineage] = []
             is_private = True
             for pid in processes:
                 left, descriptors = holding(pid, mark, left)
                 if left <= 0:
                     return Holders()
                 if descriptors:
-                    found.append(self._lineage(pid, processes))
+                    lineages.append(self._lineage(pid, processes))
                     is_private = is_private and all(closes_on_exec(pid, each) for each in descriptors)
-                    self._remember(processes[pid], found[-1], descriptors)
-            return Holders(tuple(found), is_private)
+                    self._remember(processes[pid], lineages[-1], descriptors)
+            return Holders(tuple(lineages), is_private)
 
     def find_known(self, near: Address, far: Address) -> Holders | None:
         """The same without a search, in some 50 microseconds: the holder is a process that was found before, has the
@@ -168,21 +168,21 @@ class CallerFinder:
         """The same from /proc. The kernel walks through the sockets of the whole machine for it."""
         for table in ("tcp", "tcp6"):
             with suppress(OSError), open(f"/proc/{self._supervisor}/net/{table}", "rb") as file:
-                found = inode_of(file.read(), near, far)
-                if found is not None:
-                    return f"socket:[{found}]"
+                inode = inode_of(file.read(), near, far)
+                if inode is not None:
+                    return f"socket:[{inode}]"
         return None
 
     def _processes(self) -> dict[int, _Process]:
         """All processes of the sandbox but the supervisor."""
-        found: dict[int, _Process] = {}
+        processes: dict[int, _Process] = {}
         waiting = [self._supervisor]
-        while waiting and len(found) < MOST_PROCESSES:
+        while waiting and len(processes) < MOST_PROCESSES:
             for pid in children(waiting.pop()):
-                if pid not in found and (process := read_process(pid)) is not None:
-                    found[pid] = process
+                if pid not in processes and (process := read_process(pid)) is not None:
+                    processes[pid] = process
                     waiting.append(pid)
-        return found
+        return processes
 
     def _lineage(self, pid: int, processes: dict[int, _Process]) -> Lineage:
         line: list[_Process] = []
@@ -242,7 +242,7 @@ def is_loopback(address: bytes) -> bool:
 def holding(pid: int, mark: str, left: int) -> tuple[int, list[str]]:
     """How many more descriptors may be looked at; and those of a process that lead to what `mark` names."""
     folder = f"/proc/{pid}/fd"
-    found = []
+    descriptors = []
     with suppress(OSError):
         for name in os.listdir(folder):
             left -= 1
@@ -250,8 +250,8 @@ def holding(pid: int, mark: str, left: int) -> tuple[int, list[str]]:
                 break
             with suppress(OSError):
                 if os.readlink(f"{folder}/{name}") == mark:
-                    found.append(name)
-    return left, found
+                    descriptors.append(name)
+    return left, descriptors
 
 
 def link_of(path: str) -> str | None:
@@ -289,11 +289,11 @@ def read_process(pid: int) -> _Process | None:
 def read_program(process: _Process) -> Program | None:
     path = f"/proc/{process.pid}/exe"
     try:
-        found = os.stat(path)
+        file = os.stat(path)
         name = os.path.basename(os.readlink(path))
     except OSError:
         return None
-    return Program(process.pid, process.started, (found.st_dev, found.st_ino), name)
+    return Program(process.pid, process.started, (file.st_dev, file.st_ino), name)
 
 
 def inner_pid(pid: int) -> int | None:
