@@ -115,10 +115,11 @@ async def end_left(address: PlaneAddress) -> list[str]:
     from paddock.fleet.errors import FleetError
     from paddock.fleet.recovery import recover
 
-    ended, still_open = await recover(address)
-    if still_open:
+    ended, failures = await recover(address)
+    if failures:
         raise FleetError(
-            f"{len(ended)} ended, {still_open} could not be: the plane does not confirm it", hint="try later"
+            f"{len(ended)} ended, {len(failures)} could not be: {failures[0]}",
+            hint="try later: what is left stays written down",
         )
     return ended
 

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from paddock.fleet.errors import FleetError, InstanceLimit, PlaneError, RequestRefused
+from paddock.fleet.errors import FleetError, PlaneError
 from paddock.fleet.retry import Backoff
 from paddock.fleet.sync import RunningLoop
 
@@ -30,7 +30,7 @@ ATTEMPT_SECONDS = 10.0
 ANSWER_SECONDS = 1.0
 """How long a create whose caller left may still answer by itself before the plane is asked what came of it."""
 WATCH_SECONDS = 60.0
-"""After so long without a trace in the plane's list, an unanswered create has made nothing."""
+"""How long the plane's list is watched for what an unanswered create made before the create is sent again."""
 NO_LIST_STATUSES = frozenset((404, 405, 501))
 """Answers of a plane that has no list of instances."""
 WARN_AT_ATTEMPT = 5
@@ -130,11 +130,9 @@ class Deleter:
             else:
                 self._leases.name(lease, ours.instance_id)
             return True
-        if lease.is_own_run or any(each.request_id is not None for each in listed):
-            if waited < WATCH_SECONDS or lease.is_in_flight:
-                return False
-            self._leases.finish(lease)
-            return True
+        is_watched = lease.is_own_run or any(each.request_id is not None for each in listed)
+        if is_watched and (waited < WATCH_SECONDS or lease.is_in_flight):
+            return False
         return await self._ask_again(lease, plane)
 
     def _orphan(self, lease: Lease, alive: set[str]) -> str | None:
@@ -154,12 +152,11 @@ class Deleter:
         return None
 
     async def _ask_again(self, lease: Lease, plane: Plane) -> bool:
-        try:
-            found = await plane.repeat_create(lease.env_key, lease.run_id, lease.request_id, seconds=ATTEMPT_SECONDS)
-        except (PlaneError, RequestRefused) as error:
-            if isinstance(error, InstanceLimit) or error.transient or getattr(error, "status", 400) not in (400, 422):
-                raise
+        instance_id = await plane.repeat_create(
+            lease.env_key, lease.run_id, lease.request_id, seconds=ATTEMPT_SECONDS
+        )
+        if instance_id is None:
             self._leases.finish(lease)
-            return True
-        self._leases.name(lease, found)
+        else:
+            self._leases.name(lease, instance_id)
         return True

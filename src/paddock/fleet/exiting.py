@@ -11,6 +11,8 @@ import urllib.parse
 import urllib.request
 from typing import TYPE_CHECKING
 
+from paddock.fleet.models import ALIVE
+
 if TYPE_CHECKING:
     from paddock.fleet.leases import Lease, Leases
     from paddock.fleet.settings import PlaneAddress
@@ -47,11 +49,10 @@ def _is_ended(lease: Lease, deadline: float) -> bool:
     status, body = _send(lease.address, "GET", f"/v1/env/instances?{query}", deadline)
     listed = json.loads(body) if status == 200 else []
     ours = [each for each in listed if each.get("request_id") == lease.request_id]
-    if not ours and lease.is_own_run:
-        ours = [each for each in listed if each.get("status") in ("pending", "running")]
-    if status != 200 or (not ours and (lease.is_in_flight or not lease.is_own_run)):
-        return False  # What the list does not show may still come: the record stays.
-    return all([_delete(lease.address, each["instance_id"], deadline) for each in ours])
+    orphans = [each for each in listed if each.get("status") in ALIVE] if lease.is_own_run and not ours else []
+    is_ended = all([_delete(lease.address, each["instance_id"], deadline) for each in ours or orphans])
+    # What the list does not show may still come: the record stays, unless it was our own create that was shown.
+    return bool(ours) and is_ended
 
 
 def _delete(address: PlaneAddress, instance_id: str, deadline: float) -> bool:

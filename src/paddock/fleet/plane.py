@@ -52,6 +52,8 @@ ASK_SECONDS = 3.0
 DELETE_SECONDS = 20.0
 GONE_STATUSES = frozenset((404, 410))
 """Answers to a DELETE that mean there is nothing left to end."""
+INVALID_STATUSES = frozenset((400, 422))
+"""Answers to a create that mean it is not a valid one."""
 PERHAPS_GONE_STATUSES = frozenset((400, 409))
 """Answers to a DELETE that mean it if the plane, asked for the instance, says so too."""
 
@@ -314,18 +316,20 @@ class Plane:
         reply = await self._send("GET", "/v1/env/instances", seconds, params={"run_id": run_id})
         return _instances(reply.json())
 
-    async def repeat_create(self, env_key: str, run_id: str, request_id: str, *, seconds: float) -> str:
+    async def repeat_create(self, env_key: str, run_id: str, request_id: str, *, seconds: float) -> str | None:
         """The id of the instance that an earlier create under this request id made.
 
-        If it made none, one is made now, with a short time to live: end it. Raises PlaneError when neither is done.
+        If it made none, one is made now, with a short time to live: end it. From then on the plane makes none for
+        the earlier create, however late that arrives. None if the plane refuses such a create for good. Raises
+        FleetError if neither is certain.
         """
         wish = InstanceWish(env_key=env_key, ttl_seconds=REPEATED_TTL, run_id=run_id)
         body = {**wish.body(), "max_wait_seconds": 0}
         try:
             reply = await self._send("POST", "/v1/env/instances", seconds, body, {"X-Request-ID": request_id})
-        except PlaneError as error:
-            duplicate = _duplicate(error)
-            if duplicate is None:
+        except (PlaneError, RequestRefused) as error:
+            duplicate = _duplicate(error) if isinstance(error, PlaneError) else None
+            if duplicate is None and not _refused_for_good(error):
                 raise
             return duplicate
         return read_instance(reply.json()).instance_id
@@ -431,6 +435,13 @@ def _instances(document: Any) -> list[Instance]:
     if not isinstance(document, list):
         raise ProtocolError("the control plane answered with something that is not a list of instances")
     return [read_instance(member) for member in document]
+
+
+def _refused_for_good(error: PlaneError | RequestRefused) -> bool:
+    """Whether the plane said that it will not make this instance, now or later."""
+    if isinstance(error, InstanceLimit) or error.transient:
+        return False
+    return isinstance(error, RequestRefused) or error.status in INVALID_STATUSES
 
 
 def _duplicate(error: PlaneError) -> str | None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from paddock.fleet.errors import FleetError, InstanceLimit, PlaneError, RequestRefused
+from paddock.fleet.errors import FleetError
 from paddock.fleet.journal import dead_journals, written_instances
 from paddock.fleet.retry import Backoff
 
@@ -26,23 +26,23 @@ async def recover_in_background(address: PlaneAddress) -> None:
     attempt = 0
     while True:
         try:
-            ended, left = await recover(address)
+            ended, failures = await recover(address)
         except OSError as error:
             logger.warning("the leases of ended processes cannot be read: %s", error)
             return
         if ended:
             logger.warning("ended %d instances that processes left which were killed", len(ended))
-        if not left:
+        if not failures:
             return
         attempt += 1
         await asyncio.sleep(PAUSES.pause(attempt))
 
 
-async def recover(address: PlaneAddress) -> tuple[list[str], int]:
-    """End what dead processes left at this plane, once: the instances ended, and how many leases are still open."""
+async def recover(address: PlaneAddress) -> tuple[list[str], list[FleetError]]:
+    """End what dead processes left at this plane, once: the instances ended, and why other leases are still open."""
     from paddock.fleet.plane import Plane
 
-    plane, ended, left = Plane(address), [], 0
+    plane, ended, failures = Plane(address), list[str](), list[FleetError]()
     with dead_journals() as journals:
         work = [(journal, record) for journal in journals for record in list(journal.records.values())]
         work = [(journal, record) for journal, record in work if record.belongs_to(address)]
@@ -50,22 +50,26 @@ async def recover(address: PlaneAddress) -> tuple[list[str], int]:
         for (journal, record), result in zip(work, results, strict=True):
             if isinstance(result, FleetError):
                 logger.info("what a killed process left is not ended yet: %s", result)
-                left += 1
+                failures.append(result)
             elif isinstance(result, BaseException):
                 raise result
             else:
                 ended += result
                 journal.remove(record.number)
-    return ended, left
+    return ended, failures
 
 
 def forget_run(address: PlaneAddress, run_id: str) -> None:
-    """Strike out the leases of a run that was ended as a whole, in the journals of dead processes."""
+    """Strike out the leases of a run that was ended as a whole, in the journals of dead processes.
+
+    A create without an answer stays: it may still make an instance after the run was ended.
+    """
     try:
         with dead_journals() as journals:
             for journal in journals:
                 for record in list(journal.records.values()):
-                    if record.run == run_id and record.belongs_to(address):
+                    is_ended = record.run == run_id and record.instance is not None
+                    if is_ended and record.belongs_to(address):
                         journal.remove(record.number)
     except OSError as error:
         logger.warning("the leases of ended processes cannot be read: %s", error)
@@ -73,25 +77,24 @@ def forget_run(address: PlaneAddress, run_id: str) -> None:
 
 async def _end(plane: Plane, record: Record) -> list[str]:
     """End what a lease stands for; the ids of what was ended. Raises FleetError while that is not certain."""
-    ids = [record.instance] if record.instance is not None else await _find(plane, record)
-    for instance_id in ids:
-        await plane.delete_once(instance_id, seconds=ATTEMPT_SECONDS)
-    return ids
-
-
-async def _find(plane: Plane, record: Record) -> list[str]:
-    """The instances that an unanswered create of a dead process may have made."""
+    if record.instance is not None:
+        return await _delete(plane, [record.instance])
     listed = await plane.list_run(record.run, seconds=ATTEMPT_SECONDS)
     ours = [each for each in listed if each.request_id == record.request]
     if ours:
-        return [each.instance_id for each in ours if not each.has_ended]
+        return await _delete(plane, [each.instance_id for each in ours if not each.has_ended])
+    ended: list[str] = []
     if record.is_own_run:
         # The process that made up this run id is dead: what nobody else has written down was its own.
         known = written_instances(plane.address)
-        return [each.instance_id for each in listed if not each.has_ended and each.instance_id not in known]
-    try:
-        return [await plane.repeat_create(record.env_key, record.run, record.request, seconds=ATTEMPT_SECONDS)]
-    except (PlaneError, RequestRefused) as error:
-        if isinstance(error, InstanceLimit) or error.transient or getattr(error, "status", 400) not in (400, 422):
-            raise
-        return []
+        orphans = [each.instance_id for each in listed if not each.has_ended and each.instance_id not in known]
+        ended = await _delete(plane, orphans)
+    # What the list does not show may still come: only the create itself, sent again, settles it.
+    made = await plane.repeat_create(record.env_key, record.run, record.request, seconds=ATTEMPT_SECONDS)
+    return ended if made is None or made in ended else ended + await _delete(plane, [made])
+
+
+async def _delete(plane: Plane, instance_ids: list[str]) -> list[str]:
+    for instance_id in instance_ids:
+        await plane.delete_once(instance_id, seconds=ATTEMPT_SECONDS)
+    return instance_ids

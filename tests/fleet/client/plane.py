@@ -44,6 +44,8 @@ class Fault:
     cut_stream: bool = False
     """A stream of events that ends before the answer."""
     delay: float = 0.0
+    is_waiting: bool = False
+    """Whether a request has arrived as a whole and is not carried out yet, because of the delay."""
     headers: dict[str, str] = field(default_factory=dict)
     body: Any = None
     rpc: str | None = None
@@ -175,6 +177,8 @@ class LabPlane:
         if fault is None:
             return await handler(request)
         if fault.delay:
+            await request.read()  # Whoever sent it may be gone when it is carried out.
+            fault.is_waiting = True
             await asyncio.sleep(fault.delay)
         answer = await handler(request) if fault.after else None
         if fault.hang:
@@ -187,7 +191,9 @@ class LabPlane:
         if fault.status is not None:
             body = fault.body if fault.body is not None else {"detail": "injected"}
             return web.json_response(body, status=fault.status, headers=fault.headers)
-        return answer if answer is not None else await handler(request)
+        answer = answer if answer is not None else await handler(request)
+        fault.is_waiting = False
+        return answer
 
     async def _fault(self, request: web.Request) -> Fault | None:
         for fault in self.faults:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paddock.fleet import close_all, deleter
+from paddock.fleet import close_all, deleter, sweep
 from paddock.fleet import leases as held
 from paddock.fleet.errors import ProvisioningFailed
 from paddock.fleet.journal import dead_journals
@@ -29,12 +29,16 @@ PROGRAM = """
 import asyncio, sys
 from paddock.fleet import FleetEnvClient
 async def main():
-    return await FleetEnvClient.from_fleet_async("{key}", "notes", base_url="{url}", run_id={run!r})
+    return await FleetEnvClient.from_fleet_async(
+        "{key}", "notes", base_url="{url}", run_id={run!r}, create_timeout_s={seconds}
+    )
 kept = asyncio.run(main())
 print("made", flush=True)
 sys.stdin.read()
 """
 SOON = 10.0
+LATE = 3.0
+"""Seconds after which a create is carried out that was sent long before."""
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +67,9 @@ def address(plane: LabPlane) -> PlaneAddress:
 
 
 @contextlib.contextmanager
-def process(plane: LabPlane, run: str | None = None) -> Iterator[subprocess.Popen[str]]:
+def process(plane: LabPlane, run: str | None = None, seconds: float = 900.0) -> Iterator[subprocess.Popen[str]]:
     """Another process that makes an instance and keeps it."""
-    code, pipe = PROGRAM.format(key=KEY, url=plane.url, run=run), subprocess.PIPE
+    code, pipe = PROGRAM.format(key=KEY, url=plane.url, run=run, seconds=seconds), subprocess.PIPE
     started = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     try:
         yield started
@@ -256,9 +260,28 @@ def test_a_process_that_was_killed_while_its_create_hung_is_recovered(
         plane.fail("POST", "/v1/env/instances$", hang=True, after=True)
         wait_until(lambda: plane.boxes)
         kill(killed)
-        ended, left = asyncio.run(recover(address(plane)))
-        assert (ended, left, plane.running) == ([plane.box.id], 0, [])
+        ended, failures = asyncio.run(recover(address(plane)))
+        assert (ended, failures, plane.running) == ([plane.box.id], [], [])
         assert len(plane.boxes) == 1
+
+
+@pytest.mark.parametrize(
+    ("run", "leaves"),
+    [(None, "killed"), ("named", "killed"), (None, "exits"), ("named", "exits"), ("named", "run ended")],
+)
+def test_a_create_that_arrives_after_its_process_has_gone_leaves_nothing(run: str | None, leaves: str) -> None:
+    with lab(shows_request_ids=True) as plane, process(plane, run, seconds=0.5) as gone:
+        late = plane.fail("POST", "/v1/env/instances$", delay=LATE)
+        wait_until(lambda: late.is_waiting)
+        if leaves != "exits":
+            kill(gone)
+        gone.communicate(timeout=10)
+        if run is not None and leaves == "run ended":
+            asyncio.run(sweep(run, api_key=KEY, base_url=plane.url))
+        assert not asyncio.run(recover(address(plane)))[1]
+        wait_until(lambda: not late.is_waiting)
+        assert plane.boxes
+        assert plane.running == []
 
 
 def test_what_a_create_may_make_is_written_down_before_it_is_sent(journals: Path) -> None:
@@ -276,10 +299,12 @@ def test_a_plane_that_is_away_is_asked_again_later(journals: Path) -> None:
             has_made(killed)
             kill(killed)
         plane.fail("DELETE", "/v1/env/instances", 503, times=1)
-        assert asyncio.run(recover(address(plane))) == ([], 1)
-        assert asyncio.run(recover(PlaneAddress(plane.url, "another key"))) == ([], 0)
+        ended, failures = asyncio.run(recover(address(plane)))
+        assert ended == []
+        assert "503" in str(failures[0])
+        assert asyncio.run(recover(PlaneAddress(plane.url, "another key"))) == ([], [])
         assert len(plane.running) == 1
-        assert asyncio.run(recover(address(plane))) == ([plane.box.id], 0)
+        assert asyncio.run(recover(address(plane))) == ([plane.box.id], [])
         assert list(journals.iterdir()) == []
 
 
