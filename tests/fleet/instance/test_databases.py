@@ -71,7 +71,7 @@ def test_one_statement_at_a_time(databases: Databases) -> None:
 def test_an_endless_question_ends(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUERY_SECONDS", 0.05)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
-    with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+    with pytest.raises(sqlite3.OperationalError, match="interrupted: it took longer than"):
         databases.query("current", endless, (), read_only=True)
 
 
@@ -80,6 +80,25 @@ def test_an_endless_answer_is_refused(databases: Databases, monkeypatch: pytest.
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
     with pytest.raises(ValueError, match="LIMIT"):
         databases.query("current", endless, (), read_only=True)
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT zeroblob(2000)", "too big"),
+        ("SELECT hex(zeroblob(600))", "too big"),
+        (
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT zeroblob(100) FROM n",
+            "bytes: select less",
+        ),
+    ],
+)
+def test_an_answer_has_a_size_limit(
+    databases: Databases, monkeypatch: pytest.MonkeyPatch, sql: str, message: str
+) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 1000)
+    with pytest.raises((ValueError, sqlite3.DatabaseError), match=message):
+        databases.query("current", sql, (), read_only=True)
 
 
 def test_bytes_become_text_that_json_can_say(databases: Databases) -> None:

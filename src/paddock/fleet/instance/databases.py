@@ -23,6 +23,8 @@ MODES = {"seed": "ro", "current": "rw"}
 BUSY_SECONDS = 5.0
 QUERY_SECONDS = 30.0
 MOST_ROWS = 200_000
+MOST_BYTES = 64 * 1024 * 1024
+"""Of text and bytes in one value, and in one answer."""
 LOOK_EVERY = 10_000
 """Steps of SQLite's machine between two looks at the clock."""
 
@@ -70,28 +72,40 @@ class Databases:
     def query(self, name: str, sql: str, arguments: Any, *, read_only: bool) -> dict[str, Any]:
         """Run one statement. Raises sqlite3.Error, sqlite3.Warning, or ValueError for what cannot be run."""
         read_only = read_only or MODES[name] == "ro"
-        with _opened(self.path(name), "ro" if read_only else "rw") as connection, explained():
+        mode = "ro" if read_only else "rw"
+        with _opened(self.path(name), mode) as connection, explained(), _deadline(connection):
             if read_only:
                 forbid_writes(connection)
-            _set_deadline(connection, QUERY_SECONDS)
             found = connection.execute(sql, arguments)
             if found.description is None:
                 return _answer(rows_affected=max(found.rowcount, 0), last_insert_id=found.lastrowid)
-            rows = found.fetchmany(MOST_ROWS + 1)
-            if len(rows) > MOST_ROWS:
-                raise ValueError(f"the answer has more than {MOST_ROWS} rows: add a LIMIT")
             columns = [column[0] for column in found.description]
+            rows = _rows(found)
             # A statement may both change rows and return some; it ends with its last row.
-            return _answer(
-                columns=columns, rows=[[_plain(value) for value in row] for row in rows], rows_affected=found.rowcount
-            )
+            return _answer(columns=columns, rows=rows, rows_affected=found.rowcount)
 
     def diff(self, ignored: Ignored) -> dict[str, Any]:
         """What has changed since the last reset, by table. Raises sqlite3.Error."""
-        with _opened(self.path("seed"), "ro") as seed, _opened(self.path("current"), "ro") as current:
-            _set_deadline(seed, QUERY_SECONDS)
-            _set_deadline(current, QUERY_SECONDS)
+        with (
+            _opened(self.path("seed"), "ro") as seed,
+            _opened(self.path("current"), "ro") as current,
+            _deadline(seed, current),
+        ):
             return {table: _plain(report) for table, report in differences(seed, current, ignored).items()}
+
+
+def _rows(cursor: sqlite3.Cursor) -> list[list[Any]]:
+    """All rows of a statement. Raises ValueError as soon as they are more than one answer may hold."""
+    rows: list[list[Any]] = []
+    size = 0
+    for row in cursor:
+        rows.append([_plain(value) for value in row])
+        size += sum(len(value) for value in rows[-1] if isinstance(value, str))
+        if len(rows) > MOST_ROWS:
+            raise ValueError(f"the answer has more than {MOST_ROWS} rows: add a LIMIT")
+        if size > MOST_BYTES:
+            raise ValueError(f"the answer has more than {MOST_BYTES} bytes: select less, or add a LIMIT")
+    return rows
 
 
 def _answer(**found: Any) -> dict[str, Any]:
@@ -108,6 +122,7 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
     try:
         # No statement may reach another file: not the seed by way of `current`, nor any other.
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
         connection.text_factory = _text
         yield connection
     finally:
@@ -118,9 +133,18 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _set_deadline(connection: sqlite3.Connection, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    connection.set_progress_handler(lambda: time.monotonic() > deadline, LOOK_EVERY)
+@contextmanager
+def _deadline(*connections: sqlite3.Connection) -> Iterator[None]:
+    """Interrupt what takes longer than `QUERY_SECONDS`. Raises sqlite3.OperationalError that says so."""
+    deadline = time.monotonic() + QUERY_SECONDS
+    for connection in connections:
+        connection.set_progress_handler(lambda: time.monotonic() > deadline, LOOK_EVERY)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if str(error) != "interrupted":
+            raise
+        raise sqlite3.OperationalError(f"interrupted: it took longer than {QUERY_SECONDS:g} s") from error
 
 
 def _plain(value: Any) -> Any:
