@@ -3,6 +3,9 @@
 First tests that trust the program: what holds without their cooperation. Then tests that use `paddock-run`.
 """
 
+import io
+import tarfile
+
 import pytest
 
 from rollouts.played import needs_bwrap
@@ -235,3 +238,75 @@ FLOODS = {
 def test_a_flood_gains_nothing(attack: str) -> None:
     script = "timeout 2 paddock-run --max-output 10000 python3 prog.py; echo 0 > /logs/verifier/reward.txt"
     assert score(FLOODS[attack], script) in (0.0, None)
+
+
+# -- what the tests themselves read and write -------------------------------------------------------------
+
+FROM_JSON = "echo '{\"reward\": 0.0}' > /logs/verifier/reward.json"
+FOLLOWS = f"cmp -s answer /tests/check.py && echo 1 > {REWARD} || echo 0 > {REWARD}"
+
+
+def with_link(name: str, target: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as packed:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = tarfile.SYMTYPE, target
+        packed.addfile(member)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("target", ["/tests/check.py", "../tests/check.py", "/proc/self/root/tests/check.py"])
+def test_an_answer_cannot_be_a_link_to_the_right_one(target: str) -> None:
+    assert verdict(FOLLOWS, with_link("answer", target), **{"check.py": CHECK}).reward.value == 0.0
+
+
+def test_output_of_the_tests_does_not_become_a_reward_over_a_link() -> None:
+    script = f"echo 1.0 > output.txt; {FROM_JSON}"
+    assert verdict(script, with_link("output.txt", REWARD)).reward.value == 0.0
+
+
+def test_a_second_reward_is_not_believed() -> None:
+    assert score("pay()", f"python3 prog.py; {FROM_JSON}") is None
+
+
+SORTS = f"""seq 50 -1 1 > /tmp/in; paddock-run python3 prog.py < /tmp/in > /tmp/out
+sort -n /tmp/in | cmp - /tmp/out && echo 1 > {REWARD} || echo 0 > {REWARD}"""
+LOOP = f"""all=1
+while read -r given answer; do
+    [ "$(paddock-run python3 prog.py $given)" = "$answer" ] || all=0
+done < /tests/cases
+echo $all > {REWARD}"""
+
+
+def test_a_program_cannot_change_its_input() -> None:
+    assert score("open('/proc/self/fd/0', 'w')", SORTS) == 0.0
+    assert score("for line in sorted(sys.stdin, key=int): print(line, end='')", SORTS) == 1.0
+
+
+def test_a_program_in_a_loop_does_not_read_the_cases() -> None:
+    reads = "print(dict(line.split() for line in os.pread(0, 99, 0).decode().splitlines())[sys.argv[1]])"
+    said = verdict(LOOP, sealed(**{"prog.py": PRELUDE + reads}), cases="1 one\n2 two\n")
+    assert said.reward.value is None
+    assert "give it < /dev/null" in (said.reward.reason or "")
+    answers = "print({'1': 'one', '2': 'two'}[sys.argv[1]])"
+    safe = LOOP.replace("$given)", "$given < /dev/null)")
+    assert verdict(safe, sealed(**{"prog.py": PRELUDE + answers}), cases="1 one\n2 two\n").reward.value == 1.0
+
+
+def test_a_program_cannot_read_or_spoil_the_output_of_the_tests() -> None:
+    program = """
+for number in (1, 2):
+    fcntl.fcntl(number, fcntl.F_SETFL, os.O_NONBLOCK)
+    try:
+        os.ftruncate(number, 0)
+    except OSError:
+        pass
+descriptor = os.open("/proc/self/fd/1", os.O_RDONLY | os.O_NONBLOCK)
+try:
+    open("seen", "wb").write(os.read(descriptor, 99))
+except OSError:
+    pass
+"""
+    script = f"exec > /logs/verifier/log; echo secret; paddock-run python3 prog.py; cat seen; echo 0 > {REWARD}"
+    said = verdict(f"{script}; cat /logs/verifier/log >&2", sealed(**{"prog.py": PRELUDE + program}))
+    assert said.stderr.count("secret") == 1

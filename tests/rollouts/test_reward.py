@@ -98,7 +98,7 @@ def test_parts_are_kept_where_the_value_is_unknown() -> None:
 
 
 def test_the_text_decides_and_the_object_gives_the_parts() -> None:
-    assert parse_reward(b"0.25", b'{"reward": 1.0, "a": 0.5}') == Reward(0.25, None, {"a": 0.5})
+    assert parse_reward(b"0.25", b'{"reward": 0.25, "a": 0.5}') == Reward(0.25, None, {"a": 0.5})
     assert parse_reward(b"0.25", b"broken") == Reward(0.25)
 
 
@@ -109,3 +109,10 @@ def test_the_text_decides_and_the_object_gives_the_parts() -> None:
 def test_whatever_is_written_gives_a_finite_value_or_a_reason(text: bytes | None, data: bytes | None) -> None:
     reward = parse_reward(text, data)
     assert reward.reason if reward.value is None else math.isfinite(reward.value)
+
+
+def test_two_different_rewards_are_unknown() -> None:
+    both = parse_reward(b"1.0", b'{"reward": 0.0, "parts": {"a": 0.0}}')
+    assert (both.value, both.reason) == (None, "reward.txt says 1, but reward.json says 0")
+    assert parse_reward(b"1.0", b'{"reward": 1, "parts": {"a": 0.0}}').value == 1.0
+    assert parse_reward(b"1.0", b'{"accuracy": 0.5}').value == 1.0

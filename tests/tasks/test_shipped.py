@@ -234,6 +234,15 @@ def test_a_module_that_keeps_its_arithmetic_does_not_count(tmp_path: Path) -> No
     assert at.score() == 0.75
 
 
+def test_a_module_that_replaces_its_source_while_it_runs_does_not_count(tmp_path: Path) -> None:
+    at = place("refactor", tmp_path)
+    kept = (at.workdir / "receipt.py").read_text()
+    at.solve()
+    solved = (at.workdir / "receipt.py").read_text()
+    at.write("receipt.py", f"{kept}\nopen('receipt.py', 'w').write({solved!r})\n")
+    assert at.score() == 0.75
+
+
 def test_copied_logs_are_not_moved_logs(tmp_path: Path) -> None:
     at = place("shell-work", tmp_path)
     at.run("cp", "-r", "inbox", "copy")

@@ -27,14 +27,20 @@ def parse_reward(text: bytes | None, json_text: bytes | None) -> Reward:
 
     With both files, reward.txt decides the value and reward.json gives the parts; a broken
     reward.json then costs only the parts. A broken reward.txt is unknown, whatever reward.json says.
+    Two different rewards are unknown: tests write one, so somebody else may have written the other.
     """
     if text is None and json_text is None:
         return Reward.unknown("the verifier wrote no reward")
     if text is None:
         assert json_text is not None
         return _from_json(json_text)
-    parts = {} if json_text is None else _from_json(json_text).parts
     value = _from_text(text)
+    named, parts = None, {}
+    if json_text is not None:
+        beside = _from_json(json_text, named_only=True)
+        named, parts = beside.value, beside.parts
+    if isinstance(value, float) and named is not None and named != value:
+        value = f"reward.txt says {value:g}, but reward.json says {named:g}"
     return Reward(None, value, parts) if isinstance(value, str) else Reward(value, None, parts)
 
 
@@ -53,7 +59,8 @@ def _from_text(text: bytes) -> float | str:
     return value if math.isfinite(value) else f"reward.txt says {content[:80]}, which is not finite"
 
 
-def _from_json(text: bytes) -> Reward:
+def _from_json(text: bytes, *, named_only: bool = False) -> Reward:
+    """With `named_only`, a single number is a part unless it is called the reward."""
     if len(text) > LARGEST_JSON:
         return Reward.unknown(f"reward.json has {len(text)} bytes, over {LARGEST_JSON}")
     try:
@@ -78,7 +85,7 @@ def _from_json(text: bytes) -> Reward:
         if key in data:
             return Reward(None, f"reward.json has no number under {key!r}", {**numbers, **parts})
     every = {**numbers, **parts}
-    if len(every) == 1:
+    if len(every) == 1 and not named_only:
         return Reward(next(iter(every.values())), None, every)
     if not every:
         return Reward.unknown("reward.json holds no number")

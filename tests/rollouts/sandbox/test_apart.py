@@ -171,3 +171,19 @@ def test_a_backend_without_it_says_so(backend: str) -> None:
     done = run("paddock-run echo hello", backend=backend)
     assert (done.exit_code, done.stdout) == (125, b"")
     assert "--sandbox bwrap" in done.stderr.decode()
+
+
+def test_a_command_ends_when_nobody_reads_its_output() -> None:
+    for option in ("", "--max-output 999999999"):
+        assert run(f"paddock-run {option} yes | head -1; exit ${{PIPESTATUS[0]}}").exit_code == 141
+
+
+def test_outputs_that_are_one_keep_their_order() -> None:
+    lines = "for i in 1 2 3 4 5 6 7 8; do echo $i; echo $i >&2; done"
+    seen = said(f"paddock-run bash -c '{lines}' > all 2>&1; cat all")
+    assert seen.split() == [digit for digit in "12345678" for _ in range(2)]
+
+
+def test_a_file_as_input_arrives_whole_and_can_be_searched() -> None:
+    assert run("head -c 3000000 /dev/urandom > big; paddock-run cat < big | cmp - big").exit_code == 0
+    assert said("echo abc > f; paddock-run python3 -c 'import os; print(os.lseek(0, 0, 2))' < f") == "4\n"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found, unused-ignore]
 import _socket
 import errno
+import fcntl
 import os
 import stat
 import sys
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWIPC = 0x00020000, 0x20000000, 0x08000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 1, 2, 4, 8, 4096, 16384
 CLOSE_RANGE = 436
+F_GET_SEALS, F_SEAL_WRITE = 1034, 8
 LONGEST_REQUEST = 1 << 18
 STANDARD = 3
 MOST_AT_ONCE = 64
@@ -123,9 +125,7 @@ class Apart:
             return f"more than {MOST_AT_ONCE} commands at once"
         if cwd != work and not cwd.startswith(work + "/"):
             return f"it starts in {cwd}, but a command sees only {work}: change into it first"
-        if any(stat.S_ISDIR(os.fstat(one).st_mode) for one in given):
-            return "a folder cannot be its input or output"
-        return ""
+        return next(filter(None, map(unfit_descriptor, given)), "")
 
     def refuse(self, caller: _socket.socket, reason: str) -> None:
         self.failure = self.failure or reason
@@ -263,6 +263,24 @@ class Apart:
         """With the tests: what they had running here can have touched nothing of theirs."""
         for descriptor in list(self.callers):
             self.leave(descriptor)
+
+
+def unfit_descriptor(descriptor: int) -> str:
+    """Why a command may not have this as its input or output: it could reach a file of the tests through it."""
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISDIR(mode):
+        return "a folder cannot be its input or output"
+    if stat.S_ISREG(mode) and not is_sealed(descriptor):
+        return "the tests have read a part of the file that is its input, so it could read the rest: give it < /dev/null"
+    return ""
+
+
+def is_sealed(descriptor: int) -> bool:
+    """Whether it is a copy that nobody can change, as `paddock-run` makes one of a file."""
+    try:
+        return bool(fcntl.fcntl(descriptor, F_GET_SEALS) & F_SEAL_WRITE)
+    except OSError:
+        return False
 
 
 def is_inside(caller: _socket.socket) -> bool:

@@ -1,7 +1,7 @@
 """The files of a sandbox, reached from the host through one open folder.
 
 What is inside belongs to code that nobody trusts, so every step of a path is taken by itself and no link
-is ever followed. Knows nothing of sandboxes: a folder descriptor and the parts of a path are all it takes.
+is ever followed. A folder descriptor and the parts of a path are all it takes.
 Everything here blocks; call it from a thread.
 """
 
@@ -13,15 +13,17 @@ import os
 import stat
 import tarfile
 from contextlib import contextmanager
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from paddock.errors import SandboxError
-from paddock.rollouts.sandbox.base import Entry
+from paddock.rollouts.sandbox.base import HOME, LOGS, TESTS, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 DEEPEST = 200
+HIDDEN = (TESTS, LOGS, HOME / TESTS.name, HOME / LOGS.name, PurePosixPath("/proc"))
 FULL = "raise SandboxLimits.disk_bytes, or write less"
 STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -89,13 +91,14 @@ def pack_folder(root: int, parts: Sequence[str], limit: int) -> bytes:
 
 
 def unpack_folder(root: int, parts: Sequence[str], archive: bytes) -> None:
+    """Lay out an archive below the home. Links to the tests or the logs are left out."""
     modes: list[tuple[list[str], int]] = []
     with said_plainly(parts), entered(root, parts, create=True) as folder:
         try:
             with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as members:
                 for member in members:
                     names = inner_parts(member.name)
-                    if names:
+                    if names and not (member.issym() and leads_to_the_tests([*parts, *names[:-1]], member.linkname)):
                         unpack_member(folder, names, members, member)
                         if member.isdir():
                             modes.append((names, member.mode & 0o777))
@@ -122,6 +125,26 @@ def unpack_member(folder: int, names: list[str], members: tarfile.TarFile, membe
         with opened(names[-1], WRITE_FILE | os.O_EXCL, parent) as descriptor:
             write_all(descriptor, content.read() if content is not None else b"")
             os.fchmod(descriptor, member.mode & 0o777)
+
+
+def leads_to_the_tests(folder: Sequence[str], target: str) -> bool:
+    """Whether a link in this folder below the home leads to the tests or the logs, or to a folder above them.
+
+    Tests that compare a file of the work folder with the right answer must not find the right answer there. Of links
+    over links every single one is judged, so it takes no more than its text. Upwards from a name could be anywhere.
+    """
+    place = [] if target.startswith("/") else [*HOME.parts[1:], *folder]
+    goes_down = False
+    for part in target.split("/"):
+        if part == "..":
+            if goes_down:
+                return True
+            place = place[:-1]
+        elif part not in ("", "."):
+            goes_down = True
+            place = [*place, part]
+    path = PurePosixPath("/", *place)
+    return HOME.is_relative_to(path) or any(path.is_relative_to(hidden) for hidden in HIDDEN)
 
 
 def inner_parts(name: str) -> list[str]:

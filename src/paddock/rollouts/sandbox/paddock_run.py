@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found, unused-ignore]
 import _socket
+import fcntl
 import os
 import select
+import stat
 import sys
 
 USAGE = "usage: paddock-run [--max-output BYTES] CMD..."
 NO_ANSWER = "the sandbox does not answer: only the tests can use it, and only while they run"
 NOT_RUN = 125
+SEALS = 1 | 2 | 4 | 8
+"""F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE."""
 PASSED_ON = (1, 2, 3, 10, 12, 14, 15, 18)
 LONGEST_ANSWER = 4096
 
@@ -42,38 +46,87 @@ def parse(words: list[str]) -> tuple[int | None, list[str]]:
     return most, words
 
 
-def request(line: _socket.socket, words: list[str], outputs: tuple[int, int]) -> None:
-    descriptors = b"".join(one.to_bytes(4, sys.byteorder) for one in (0, *outputs))
+def request(line: _socket.socket, words: list[str], standard: tuple[int, int, int]) -> None:
+    descriptors = b"".join(one.to_bytes(4, sys.byteorder) for one in standard)
     text = "\0".join((os.getcwd(), *words)).encode("utf-8", "surrogateescape")
     line.sendmsg([text], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)])
 
 
-def relay(line: _socket.socket, sources: dict[int, int], most: int) -> int:
+def private_input() -> int:
+    """The descriptor that the command gets as its input: of a file of the tests a copy that nobody can change.
+
+    Whoever has a file open can open it again for writing through `/proc/self/fd`, and read all of it.
+    """
+    if not stat.S_ISREG(os.fstat(0).st_mode):
+        return 0
+    position = os.lseek(0, 0, os.SEEK_CUR)
+    left = os.fstat(0).st_size - position
+    if position > 0 and left > 0:
+        # The tests have read a part of it, as in a loop over cases. As it is, it will be refused.
+        return 0
+    copy = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    while left > 0:
+        sent = os.sendfile(copy, 0, position, left)
+        if not sent:
+            break
+        position, left = position + sent, left - sent
+    os.lseek(copy, 0, os.SEEK_SET)
+    fcntl.fcntl(copy, fcntl.F_ADD_SEALS, SEALS)
+    return copy
+
+
+def private_outputs() -> tuple[dict[int, int], tuple[int, int]]:
+    """Pipes for the outputs of the command: where each is read and written to, and its ends for the command.
+
+    An output of the tests could be read, truncated or made to fail by everybody who has it. Two outputs that are the
+    same file share a pipe, so that they keep their order.
+    """
+    out, out_inside = os.pipe()
+    if os.path.sameopenfile(1, 2):
+        return {out: 1}, (out_inside, out_inside)
+    err, err_inside = os.pipe()
+    return {out: 1, err: 2}, (out_inside, err_inside)
+
+
+def relay(line: _socket.socket, sources: dict[int, int], most: int | None) -> int:
     """Hand output on until all of it has ended, or one has given more than `most` bytes: then the command ends."""
     poll = select.poll()
     poll.register(line.fileno(), select.POLLIN)
-    left = dict.fromkeys(sources, most)
+    passed = dict.fromkeys(sources, 0)
     for source in sources:
         poll.register(source, select.POLLIN)
     code: int | None = None
-    while left or code is None:
+    while passed or code is None:
         for descriptor, _ in poll.poll():
             if descriptor == line.fileno():
                 code = ended(line)
                 poll.unregister(line.fileno())
                 continue
             data = os.read(descriptor, 65536)
-            kept = data[: left[descriptor]]
-            while kept:
-                kept = kept[os.write(sources[descriptor], kept) :]
-            left[descriptor] -= len(data)
-            if left[descriptor] < 0:
-                os.write(2, f"paddock-run: ended after {most} bytes of output\n".encode())
+            write_all(sources[descriptor], data if most is None else data[: most - passed[descriptor]])
+            passed[descriptor] += len(data)
+            if most is not None and passed[descriptor] > most:
+                write_all(2, f"paddock-run: ended after {most} bytes of output\n".encode())
                 return 128 + int(_signal.SIGKILL)
             if not data:
                 poll.unregister(descriptor)
-                del left[descriptor]
+                del passed[descriptor]
     return code
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Ends this process, and with it the command, as a shell does it if nobody reads any more."""
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:
+            writable = select.poll()
+            writable.register(descriptor, select.POLLOUT)
+            writable.poll()
+        except BrokenPipeError:
+            os._exit(128 + int(_signal.SIGPIPE))
+        except OSError as error:
+            fail(f"its output cannot be written: {error.strerror}")
 
 
 def ended(line: _socket.socket) -> int:
@@ -92,22 +145,18 @@ def main() -> None:
     for number in PASSED_ON:
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, lambda number, _: line.send(str(number).encode()))
-    sources: dict[int, int] = {}
-    outputs = (1, 2)
-    if most is not None:
-        (out, out_inside), (err, err_inside) = os.pipe(), os.pipe()
-        sources, outputs = {out: 1, err: 2}, (out_inside, err_inside)
     try:
+        sources, outputs = private_outputs()
         line.connect("\0paddock-run")
-        request(line, words, outputs)
+        request(line, words, (private_input(), *outputs))
     except ConnectionError:
         fail(NO_ANSWER)
     except OSError as error:
         fail(f"the command cannot be run in a sandbox of its own: {error.strerror}")
-    for inside in outputs if sources else ():
+    for inside in set(outputs):
         os.close(inside)
     try:
-        code = relay(line, sources, most or 0)
+        code = relay(line, sources, most)
     except ConnectionError:
         fail(NO_ANSWER)
     os._exit(code)

@@ -141,10 +141,12 @@ def other_modules():
 
 # Without it nothing can be said about the program: then there is no reward.
 subprocess.run(["paddock-run", "true"], check=True)
+# Read before anything runs: a module could replace its own source.
+pulled_together = {module: float(is_pulled_together(module)) for module in MODULES}
+others = other_modules()
 documents, shared = cases()
 unchanged = all_right(documents)
-parts = {"unchanged": float(unchanged), "totals": float(all_right(shared) and not other_modules())}
-parts.update({module: float(is_pulled_together(module)) for module in MODULES})
+parts = {"unchanged": float(unchanged), "totals": float(all_right(shared) and not others), **pulled_together}
 built = [parts[name] for name in ("totals", *MODULES)]
 reward = sum(built) / len(built) if unchanged else 0.0
 Path("/logs/verifier/reward.json").write_text(json.dumps({"reward": reward, "parts": parts}))
