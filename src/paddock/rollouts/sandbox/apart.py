@@ -271,7 +271,7 @@ def unfit_descriptor(descriptor: int) -> str:
     if stat.S_ISDIR(mode):
         return "a folder cannot be its input or output"
     if stat.S_ISREG(mode) and not is_sealed(descriptor):
-        return "the tests have read a part of the file that is its input, so it could read the rest: give it < /dev/null"
+        return "the tests have read a part of the file that is its input; it could read the rest: give it < /dev/null"
     return ""
 
 
