@@ -56,7 +56,6 @@ def in_flight(began: float, last_byte: float | None = None, **changes: Any) -> C
         ([answered(0, 99, attempt_began=40.0)], None),
         ([in_flight(10, attempt_began=None)], Outcome.MODEL),
         ([refused(at, at + 1, 400, fault="request") for at in range(0, 100, 5)], Outcome.MODEL),
-        ([answered(0, 1), *(refused(at, at + 1, 400, fault="request") for at in range(1, 100, 5))], None),
         ([answered(0, 10), *(in_flight(at, ended=at + 9) for at in range(10, 100, 10))], Outcome.MODEL),
     ],
 )
@@ -64,6 +63,16 @@ def test_when_the_time_is_up(calls: list[CallSummary], outcome: Outcome | None) 
     blame = judge_calls(calls, UP, LIMITS)
     assert blame.outcome is outcome
     assert (blame.error is None) == (outcome is None)
+
+
+@pytest.mark.parametrize("fault", ["request", "context"])
+def test_requests_that_were_refused_until_the_time_was_up_are_reported(fault: str) -> None:
+    calls = [answered(0, 1), *(refused(at, at + 1, 400, fault=fault) for at in range(1, 100, 5)), answered(99, 100)]
+    blame = judge_calls(calls, UP, LIMITS)
+    assert (blame.outcome, blame.error) == (
+        None,
+        "the endpoint refused 20 of 22 requests, the last one with: no: 400",
+    )
 
 
 @pytest.mark.parametrize(

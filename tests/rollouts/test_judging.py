@@ -44,6 +44,12 @@ def test_who_stopped_it_decides_first(
     assert (ending and ending.outcome) == outcome
 
 
+def test_a_timeout_tells_what_was_refused() -> None:
+    use = ModelUse(Blame(None, "the endpoint refused 2 of 3 requests"))
+    ending = judge_stop(use, aborted=None, timed_out=True)
+    assert ending == (Outcome.TIMEOUT, "the agent did not finish in time; the endpoint refused 2 of 3 requests")
+
+
 def test_a_sandbox_that_used_too_much_is_over_its_budget() -> None:
     endings = [judge_sandbox(*exit) for exit in ((0, None), (None, None), (None, "memory"))]
     assert [ending and ending.outcome for ending in endings] == [None, Outcome.SANDBOX, Outcome.BUDGET]

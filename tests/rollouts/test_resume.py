@@ -6,17 +6,21 @@ from typing import Any
 
 import pytest
 
+from paddock.envs.counter import Counter
+from paddock.envs.notes import Notes
 from paddock.errors import AgentError, ConfigError
 from paddock.rollouts.agents.base import Installed
 from paddock.rollouts.agents.command import CommandAgent
 from paddock.rollouts.batch import BatchResult
 from paddock.rollouts.limits import Budget, Timeouts
+from paddock.rollouts.loop.agent import LoopAgent
 from paddock.rollouts.models.endpoint import Endpoint
 from paddock.rollouts.outcome import Outcome
 from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.resume import differences, is_settled
 from paddock.rollouts.runs import run_batch
 from paddock.rollouts.store import Store
+from paddock.rollouts.task import Task
 from rollouts.played import NOBODY_THERE, a_task, needs_bwrap, run, shell
 
 pytestmark = needs_bwrap
@@ -56,6 +60,29 @@ def test_another_policy_or_task_is_refused_by_name(
     assert store.count() == 1
 
 
+def in_environment(store: Store, **options: Any) -> BatchResult:
+    chosen: dict[str, Any] = {"env": Counter, "seed": 3, "agent": LoopAgent(), "retries": 0, **options}
+    return batch(store, tasks=[Task("Count.", id="count")], **chosen)
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        ({"seed": 4}, "seed was 3 and is 4"),
+        ({"env": Notes}, 'env was "paddock.envs.counter:Counter" and is "paddock.envs.notes:Notes"'),
+        ({"env": "http://me:secret@127.0.0.1:9/counter?key=secret"}, 'and is "http://127.0.0.1:9/counter"'),
+        ({"env_name": "another"}, 'and is "another"'),
+    ],
+)
+def test_another_environment_or_seed_is_refused_by_name(store: Store, changed: dict[str, Any], names: str) -> None:
+    in_environment(store, batch_id="b-one")
+    with pytest.raises(ConfigError, match="b-one cannot go on") as caught:
+        in_environment(store, resume="b-one", **changed)
+    assert names in caught.value.message
+    assert "secret" not in caught.value.message
+    assert len(in_environment(store, resume="b-one").records) == 1
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -86,8 +113,10 @@ class Fetched(CommandAgent):
     """An agent whose first installations fail."""
 
     failures = 1
+    installs = 0
 
     async def install(self, log: Callable[[str], None], *, timeout: float) -> Installed:
+        Fetched.installs += 1
         if Fetched.failures:
             Fetched.failures -= 1
             raise AgentError("the registry does not answer")
@@ -100,6 +129,22 @@ def test_a_failed_install_is_run_again(store: Store) -> None:
     (first,) = batch(store, batch_id="b-one", agent=agent).records
     (second,) = batch(store, resume="b-one", agent=agent).records
     assert (first.outcome, second.outcome, second.reward) == (Outcome.AGENT, Outcome.OK, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("failures", "outcome", "installs"),
+    [(1, Outcome.OK, 4), (10**6, Outcome.AGENT, 3)],
+    ids=["comes back", "stays away"],
+)
+def test_a_failed_install_is_tried_again_by_one_member_for_all(
+    store: Store, failures: int, outcome: Outcome, installs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paddock.rollouts.batch.PAUSE", 0.01)
+    Fetched.failures, Fetched.installs = failures, 0
+    records = batch(store, n=3, retries=2, agent=Fetched(f"/bin/bash -c '{SOLVE}'")).records
+    assert [record.outcome for record in records] == [outcome] * 3
+    assert Fetched.installs == installs
+    assert all("registry" in (record.error or "") for record in records) is (outcome is Outcome.AGENT)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from paddock.cli import note, print_json
+from paddock.cli.interrupts import run_async
 from paddock.errors import AgentError
 
 FETCH_TIMEOUT = 600.0
@@ -38,7 +39,7 @@ def command(wanted: tuple[str, ...], timeout: float, as_json: bool) -> None:
 
     An agent is fetched once, by --install or by its first rollout, and needs no network afterwards.
     """
-    rows = asyncio.run(examine(wanted, timeout))
+    rows = run_async(examine(wanted, timeout))
     if as_json:
         print_json([asdict(row) for row in rows])
     else:

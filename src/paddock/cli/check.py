@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import re
@@ -17,6 +16,7 @@ import click
 
 from paddock import adapters
 from paddock.cli import note, print_json, refuse_unused
+from paddock.cli.interrupts import run_async
 from paddock.config import read_variables
 from paddock.errors import ConfigError, ConnectFailed, PaddockError, TargetError
 from paddock.targets import FORMS
@@ -62,7 +62,7 @@ def command(target: str, timeout: float, auth_token: str | None, as_json: bool) 
     # What an environment logs and prints about its own failures would drown the table, and break the JSON.
     logging.getLogger("paddock").setLevel(logging.CRITICAL)
     with redirect_stdout(sys.stderr), progress(target) as announce:
-        results = asyncio.run(examine(target, timeout, auth_token, announce))
+        results = run_async(examine(target, timeout, auth_token, announce))
     counts = Counter(result.outcome for result in results)
     ok = not counts["failed"]
     if as_json:

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from paddock.cli.interrupts import raise_on_interrupt
 from paddock.distribution import VERSION
 from paddock.errors import ConfigError
 
@@ -26,9 +25,6 @@ COMMANDS = {
     "doctor": ("paddock.cli.doctor", "Tell what this machine has and lacks."),
 }
 
-ENDS_AT_ONCE = ("rollout",)
-"""Commands that Ctrl-C ends at once until their loop runs, which handles it then."""
-
 
 class Commands(click.Group):
     """Knows every command by name and loads only the one that is run."""
@@ -40,8 +36,6 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(COMMANDS[name][0]).command
-        if name not in ENDS_AT_ONCE:
-            raise_on_interrupt()
         return command
 
     def resolve_command(

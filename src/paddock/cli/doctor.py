@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from paddock.cli import counted, note, print_json
+from paddock.cli.interrupts import run_async
 from paddock.cli.shadow import find_shadow, version_of
 from paddock.distribution import NAME, VERSION
 from paddock.distribution import install_command as from_extra
@@ -297,7 +298,7 @@ def container_engine() -> Finding:
             return f"{engine.name or 'answers'}, API {engine.version} ({engine.address})"
 
     try:
-        return Finding(name, "ok", asyncio.run(ask()))
+        return Finding(name, "ok", run_async(ask()))
     except (SandboxError, TimeoutError) as error:
         hint = error.hint if isinstance(error, SandboxError) else None
         return Finding(name, "missing", f"{error or 'it does not answer'}: no --sandbox docker", hint)

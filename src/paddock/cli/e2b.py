@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paddock.cli import counted, note, print_json
+from paddock.cli.interrupts import raise_on_interrupt
 
 if TYPE_CHECKING:
     from paddock.rollouts.e2b.server import Address
@@ -101,4 +102,5 @@ def up(
         note(f"E2B's API at {address.url}  ({sandbox}, up to {most})   stop: Ctrl-C")
         note("  sandboxes have the programs of this machine, and no network but their own")
 
+    raise_on_interrupt()
     serve_front(settings, announce)

@@ -20,6 +20,7 @@ from paddock.cli import counted, note, print_json, refuse_unused
 from paddock.cli.fleet_look import envs, ls, report, rm
 from paddock.cli.fleet_place import KEY_FILE, address_left, default_state, state_option
 from paddock.cli.fleet_run import run
+from paddock.cli.interrupts import raise_on_interrupt
 from paddock.errors import ConfigError, TargetError
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ def up(
             from paddock.cli.fleet_ray import place_on_ray
             from paddock.scale.cluster import Resources
 
+            raise_on_interrupt()
             each = Resources.read(instance_cpus, instance_memory, instance_resources)
             settings, placed = place_on_ray(settings, each, ray_address, ship, until_the_end)
 
@@ -169,6 +171,7 @@ def up(
             if web:
                 note(f"  page: {url}/web/?token={shown}")
 
+        raise_on_interrupt()
         serve_plane(settings, announce, extend=extend, **placed)
 
 

@@ -11,6 +11,7 @@ import click
 
 from paddock.cli import note, print_json
 from paddock.cli.fleet_place import explained, fetch, find_plane, plane_options
+from paddock.cli.interrupts import run_async
 from paddock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def envs(url: str | None, api_key: str | None, state: Path | None, as_json: bool
     """List the environments that a plane offers."""
     address = find_plane(url, api_key, state)
     with explained(address):
-        found = asyncio.run(fetch(address, "/v1/env/"))
+        found = run_async(fetch(address, "/v1/env/"))
     if as_json:
         for environment in found:
             print_json(environment)
@@ -56,7 +57,7 @@ def ls(
     """List instances, the newest first."""
     address = find_plane(url, api_key, state)
     with explained(address):
-        found = asyncio.run(fetch(address, "/v1/env/instances", run_id=run_id))
+        found = run_async(fetch(address, "/v1/env/instances", run_id=run_id))
     shown = [each for each in found if everything or each["status"] in ALIVE]
     shown.sort(key=lambda each: str(each.get("created_at")), reverse=True)
     if as_json:
@@ -101,7 +102,7 @@ def rm(
         raise ConfigError("say which instances to end", hint="give their ids, or --run RUN, or --left, or --all")
     address = find_plane(url, api_key, state)
     with explained(address):
-        ended = asyncio.run(end_left(address) if left else end_instances(address, instance_ids, run_id))
+        ended = run_async(end_left(address) if left else end_instances(address, instance_ids, run_id))
     for instance_id in ended:
         if as_json:
             print_json({"instance_id": instance_id, "status": "stopped"})

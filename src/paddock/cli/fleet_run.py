@@ -11,6 +11,7 @@ import click
 
 from paddock.cli import note
 from paddock.cli.fleet_place import explained, fetch, find_plane, plane_options
+from paddock.cli.interrupts import run_async
 from paddock.errors import TaskError
 
 if TYPE_CHECKING:
@@ -59,8 +60,6 @@ def run(
     data_key, data_version, env_variables, task_modality, verifier_code. The key of the model is read from
     PADDOCK_MODEL_API_KEY (or OPENAI_API_KEY, HF_TOKEN). Ends with 0 if every rollout has outcome ok, with 1 if not.
     """
-    import asyncio
-
     from paddock.cli.rollout import name_batch, refuse_vllm_url, watched
     from paddock.fleet.run import read_tasks, run_tasks
     from paddock.rollouts.limits import Budget
@@ -71,7 +70,7 @@ def run(
     plane = find_plane(url, api_key, state)
     with explained(plane):
         # A plane that is not there would break every rollout, each after its retries.
-        offered, limit = asyncio.run(look_at(plane))
+        offered, limit = run_async(look_at(plane))
     for env_key in sorted({task["env_key"].partition(":")[0] for task in chosen} - offered):
         note(f"warning: {plane.base_url} does not list an environment {env_key!r}")
     if limit is not None and limit < options["parallel"]:

@@ -3,6 +3,10 @@
 The rule: no signal raises an exception while modules are imported. A KeyboardInterrupt in the import of an extension
 module leaves it half made, which can end in a segmentation fault, and one in a callback of the import system is
 swallowed. Before a command works there is nothing to put away, so the process ends at once; SIGTERM does by default.
+
+So every command starts with `exit_on_interrupt`. One that has something to put away imports what it needs, and then
+works in `run_async` or calls `raise_on_interrupt`. In a running event loop an import is safe: there Ctrl-C cancels a
+task, and raises nothing.
 """
 
 from __future__ import annotations
@@ -11,10 +15,12 @@ import os
 import signal
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
+
+ResultT = TypeVar("ResultT")
 
 INTERRUPTED = 130
 
@@ -30,6 +36,19 @@ def raise_on_interrupt() -> None:
     """Ctrl-C raises KeyboardInterrupt again, and `asyncio.run` cancels its work for it."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """`asyncio.run`, which Ctrl-C cancels. Afterwards it ends the process at once again, if it did so before."""
+    import asyncio
+
+    exits = signal.getsignal(signal.SIGINT) is _exit
+    raise_on_interrupt()
+    try:
+        return asyncio.run(work)
+    finally:
+        if exits:
+            exit_on_interrupt()
 
 
 @contextmanager

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from paddock.cli import note, print_json
+from paddock.cli.interrupts import run_async
 from paddock.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def command(url: str, model_name: str | None, api_key: str | None, timeout: floa
 
     Makes one short call. Ends with 0 if rollouts on the endpoint can be trained on, 1 if not.
     """
-    report = asyncio.run(examine(base_of(url), model_name, api_key, timeout))
+    report = run_async(examine(base_of(url), model_name, api_key, timeout))
     if as_json:
         print_json({**asdict(report), "trainable": report.trainable})
     else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.cli import INTERRUPTED, complain, note, print_json, refuse_unused
-from paddock.cli.interrupts import loop_handlers, raise_on_interrupt
+from paddock.cli.interrupts import loop_handlers, run_async
 from paddock.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def run(
     refuse_what_is_idle(options["agent"], options["mode"], scored=any(task.is_scored for task in chosen))
     refuse_vllm_url(options["model"])
     if env is not None:
-        options["env"] = find_environment(env)
+        options |= {"env": find_environment(env), "env_name": None if is_url(env) else env}
     if options["agent"] == LoopAgent.name:
         load_agent(LoopAgent.name, driver=options.pop("driver"))
         options["agent"] = LoopAgent(LoopLimits(steps=max_steps))
@@ -241,9 +241,13 @@ def choose_engine(name: str, **given: Any) -> str | Engine:
     return RayEngine(told.get("address"), resources, told.get("per_node"))
 
 
+def is_url(environment: str) -> bool:
+    return environment.startswith(("http://", "https://"))
+
+
 def find_environment(named: str) -> str | Callable[[], Any]:
     """A URL as it is, a target as what makes its environments."""
-    if named.startswith(("http://", "https://")):
+    if is_url(named):
         return named
     from paddock.targets import load_target
 
@@ -276,8 +280,7 @@ def reverify_command(
 
     files = read_tests(tests, task_spec, sandbox)
     work = reverify(rollout_id, files, store=store, sandbox=sandbox, consent=unsafe, timeout=timeout)
-    raise_on_interrupt()
-    verdict = asyncio.run(work)
+    verdict = run_async(work)
     if as_json:
         print_json(
             {

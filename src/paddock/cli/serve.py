@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from paddock.cli import counted, note, print_json, refuse_unused
+from paddock.cli.interrupts import raise_on_interrupt
 from paddock.config import MEBIBYTE, Access, IsolationKind, Limits, ServerConfig, parse_mode, read_variables
 from paddock.errors import ConfigError
 from paddock.targets import FORMS
@@ -194,6 +195,7 @@ def command(
 
         page_in_server(app, store)
     announce = partial(tell, name, config, workers=workers, shown=shown, as_json=as_json)
+    raise_on_interrupt()
     serve(app, host=host, port=port, workers=workers, announce=announce)
     if app.state.service.left_running:
         _leave_at_once()

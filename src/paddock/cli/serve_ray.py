@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddock.cli import counted, note, print_json
+from paddock.cli.interrupts import raise_on_interrupt
 from paddock.errors import ConfigError
 from paddock.scale import cluster
 from paddock.scale.autoscale import Scale
@@ -70,6 +71,7 @@ def serve_on_cluster(
         note(f"{name} at {url}  ({sessions}, {many} on Ray, door: {plan.mode})")
         note(f"  clients: Client({url!r})   MCP: {url}/mcp   cluster: {url}/health   stop: Ctrl-C")
 
+    raise_on_interrupt()
     serve_on_ray(plan, announce)
 
 

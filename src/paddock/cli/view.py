@@ -11,6 +11,7 @@ from urllib.parse import quote
 import click
 
 from paddock.cli import note, print_json
+from paddock.cli.interrupts import raise_on_interrupt, run_async
 from paddock.config import read_variables
 from paddock.errors import ConfigError
 
@@ -64,13 +65,12 @@ def view(
         if opens and sys.stderr.isatty():
             webbrowser.open(address)
 
+    raise_on_interrupt()
     serve_page(app, host, port, announce)
 
 
 def write_page(store: Path | None, rollout_ids: tuple[str, ...], out: Path | None) -> int:
     """Write one rollout as a file that opens without a server; into a folder, under its id."""
-    import asyncio
-
     from paddock.config import Access
     from paddock.web.app import Page, Parts
     from paddock.web.shelf import Shelf
@@ -79,7 +79,7 @@ def write_page(store: Path | None, rollout_ids: tuple[str, ...], out: Path | Non
         raise ConfigError("a page shows one rollout", hint="give one ID; paddock trace list shows them")
     page = Page(Parts(Shelf(store)), Access())
     try:
-        name, content = asyncio.run(page.shared(rollout_ids[0]))
+        name, content = run_async(page.shared(rollout_ids[0]))
     finally:
         page.close()
     if out is None:

@@ -146,6 +146,7 @@ async def run_tasks(
             LoopAgent(LoopLimits(steps=max_steps), system=system),
             parts.endpoint,
             sandbox=FleetScene.kind,
+            scene={"partial_reward": partial_reward},
             budget=budget or Budget(),
             secrets=secrets,
             **settings,

@@ -176,7 +176,7 @@ class Batch:
         while True:
             async with slots:
                 record = await self._admit(member, attempt)
-            if record.outcome is None or not record.outcome.is_infrastructure or record.attempt >= self._retries:
+            if record.outcome is None or is_settled(record) or record.attempt >= self._retries:
                 return record
             if self._entrance.refused is not None:
                 return record

@@ -105,7 +105,7 @@ def judge_calls(calls: Sequence[CallSummary], time: AgentTime, limits: StallLimi
         # An endpoint that never accepted anything gave the policy no chance, however long the agent asked.
         concluded = [call for call in calls if not call.unanswered]
         never = None if any(call.answered for call in calls) else endpoint_failure(concluded)
-        return Blame() if never is None else Blame(Outcome.MODEL, never)
+        return Blame(None, refused_requests(calls)) if never is None else Blame(Outcome.MODEL, never)
     if (failure := endpoint_failure(calls)) is not None:
         return Blame(Outcome.MODEL, failure)
     ended = by_end(calls)
@@ -135,6 +135,14 @@ def endpoint_failure(calls: Sequence[CallSummary]) -> str | None:
         elif call.fault == "endpoint" or (call.fault == "request" and not served):
             failure = call.error
     return failure
+
+
+def refused_requests(calls: Sequence[CallSummary]) -> str | None:
+    """How many requests were refused for what they say, or for their length, and how the last one was."""
+    refusals = [call for call in calls if call.fault in ("request", "context")]
+    if not refusals:
+        return None
+    return f"the endpoint refused {len(refusals)} of {len(calls)} requests, the last one with: {refusals[-1].error}"
 
 
 def lost_seconds(calls: Sequence[CallSummary], time: AgentTime) -> float:

@@ -37,8 +37,11 @@ def judge_stop(use: ModelUse, *, aborted: str | None, timed_out: bool) -> Ending
         return Ending(Outcome.CANCELLED, aborted)
     if use.lost is not None:
         return Ending(Outcome.ENVIRONMENT, f"calls could not be recorded: {use.lost}")
+    if timed_out and use.blame.outcome is not None:
+        return Ending(use.blame.outcome, use.blame.error)
     if timed_out:
-        return Ending(use.blame.outcome or Outcome.TIMEOUT, use.blame.error or "the agent did not finish in time")
+        refusals = f"; {use.blame.error}" if use.blame.error else ""
+        return Ending(Outcome.TIMEOUT, f"the agent did not finish in time{refusals}")
     return None
 
 

@@ -28,6 +28,8 @@ class Recipe:
     """The other fields of `Plan`."""
     env: str | Callable[[], Any] | None = None
     """Where the agent `loop` works: a URL, or what makes an environment."""
+    env_name: str | None = None
+    """What records call it. None: its URL, or where it is defined."""
     seed: int | None = None
 
     def batch(self, tasks: Sequence[Task], **options: Any) -> Batch:
@@ -35,10 +37,8 @@ class Recipe:
         if isinstance(self.agent, LoopAgent):
             from paddock.rollouts.loop.runs import environment_batch
 
-            settings = dict(self.settings)
-            return environment_batch(
-                tasks, self.agent, self.endpoint, env=self.env, seed=self.seed, settings=settings, **options
-            )
+            options = {**options, "env": self.env, "env_name": self.env_name, "seed": self.seed}
+            return environment_batch(tasks, self.agent, self.endpoint, settings=dict(self.settings), **options)
         if self.env is not None:
             name = self.agent.name
             raise ConfigError(f"the agent {name} works in a sandbox, not in an environment", hint=USE_LOOP)

@@ -76,6 +76,8 @@ BLAME: dict[type[RolloutError], Outcome] = {
 }
 WORKING = "agent"
 """The stage of a rollout that has all it needs."""
+INSTALLING = "install"
+"""All rollouts of a batch have the same agent: where it cannot be installed, none of them can work."""
 ENTERING = ("sandbox", "provision")
 """Stages in which a rollout gets the place that it works in."""
 LEVELS = (Level.TEXT, Level.LOGPROBS, Level.TOKENS)
@@ -133,7 +135,8 @@ class Rollout:
             if worker is not None:
                 worker.uncancel()
         except PaddockError as error:
-            self.kept_out = self.record.stage in ENTERING and keeps_all_out(error)
+            entering = self.record.stage in ENTERING and keeps_all_out(error)
+            self.kept_out = entering or self.record.stage == INSTALLING
             blamed = (outcome for kind, outcome in BLAME.items() if isinstance(error, kind))
             hint = f" ({error.hint})" if error.hint else ""
             self._end(next(blamed, Outcome.ENVIRONMENT), f"{error}{hint}")
@@ -184,7 +187,7 @@ class Rollout:
         check_can_run(self.task, self.plan.sandbox)
 
     async def _stages(self) -> None:
-        async with self._stage("install", self._timeouts.install, AgentError):
+        async with self._stage(INSTALLING, self._timeouts.install, AgentError):
             installed = await self.plan.agent.install(self._say_install, timeout=self._timeouts.install)
             self.record.install_log = installed.log
         spec = SandboxSpec(limits=self.task.sandbox, mounts=installed.mounts)

@@ -52,6 +52,7 @@ async def run_batch(
     agent: str | Agent = "opencode",
     driver: str | None = None,
     env: str | Callable[[], Any] | None = None,
+    env_name: str | None = None,
     seed: int | None = None,
     model_name: str | None = None,
     api_key: str | None = None,
@@ -80,7 +81,8 @@ async def run_batch(
     version of a task. `batch_id` names a batch, and goes on with it if there is one. `retries` is how often a member
     that broke outside the policy is run again: by default twice in a batch, and never for a lone rollout (once on
     `ray`, where its node may be lost). The agent
-    `loop` works in `env`, a URL or what makes an environment, and begins it with `seed`. `weight_version` is kept
+    `loop` works in `env`, a URL or what makes an environment, and begins it with `seed`; `env_name` is what records
+    call that environment, by default its URL, or where it is defined. `weight_version` is kept
     with each call whose engine does not tell its own: a version, a function that knows it, or `Weights` to set later.
     `engine` says where they run: `local`, `ray`, or a `RayEngine` with its resources.
     """
@@ -102,7 +104,7 @@ async def run_batch(
             "weights": Weights.of(weight_version),
             "secrets": secrets,
         }
-        recipe = Recipe(driven, parts.endpoint, settings, env=env, seed=seed)
+        recipe = Recipe(driven, parts.endpoint, settings, env=env, env_name=env_name, seed=seed)
         options: dict[str, Any] = {
             "store": parts.store,
             "upstream": parts.upstream,

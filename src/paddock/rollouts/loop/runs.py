@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from paddock.errors import ConfigError, TaskError
 from paddock.rollouts.loop.batch import LoopBatch
@@ -27,6 +28,7 @@ def environment_batch(
     endpoint: Endpoint,
     *,
     env: str | Callable[[], Any] | None,
+    env_name: str | None = None,
     seed: int | None,
     settings: dict[str, Any],
     **options: Any,
@@ -41,7 +43,8 @@ def environment_batch(
     sandbox, consent = settings.pop("sandbox", "bwrap"), bool(settings.pop("consent", False))
     if any(task.is_scored for task in tasks):
         choose_backend(sandbox, consent=consent)
-    plan = LoopPlan(agent, endpoint, sandbox=EnvironmentScene.kind, **settings)
+    scene_settings = {"env": env_name or environment_name(env), "seed": seed}
+    plan = LoopPlan(agent, endpoint, sandbox=EnvironmentScene.kind, scene=scene_settings, **settings)
     store: Store = options["store"]
 
     def make_scene(task: Task) -> Scene:
@@ -49,6 +52,15 @@ def environment_batch(
         return VerifiedScene(scene, task, store, sandbox=sandbox, consent=consent) if task.is_scored else scene
 
     return LoopBatch(tasks, plan, make_scene, **options)
+
+
+def environment_name(env: str | Callable[[], Any]) -> str | None:
+    """A URL without its credentials, or where a class or function is defined. None for what has no name."""
+    if isinstance(env, str):
+        parts = urlsplit(env)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    name = getattr(env, "__qualname__", None)
+    return None if name is None else f"{getattr(env, '__module__', None)}:{name}"
 
 
 def begins(task: Task, seed: int | None) -> int | None:
