@@ -29,6 +29,10 @@ def break_down(what: str) -> None:
         os._exit(3)
     if what == "segfault":
         ctypes.string_at(0)
+    if what == "fork":
+        os.fork()
+    if what == "close descriptors":
+        os.closerange(3, 1024)
     if what == "raise":
         raise ValueError("not that")
     if what == "leave":

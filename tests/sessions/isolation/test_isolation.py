@@ -64,6 +64,26 @@ def test_a_crash_is_the_error_of_its_session_alone(serve: Any, what: str, named:
     wait_until(lambda: server.health()["sessions"] == 0)
 
 
+@pytest.mark.parametrize("kind", [Fragile, AsyncFragile])
+def test_a_copy_that_the_environment_forked_does_not_answer(serve: Any, kind: Any) -> None:
+    with SyncClient(serve(kind, step_timeout=5).url) as client:
+        pid = client.reset().observation["pid"]
+        for n in range(1, 4):
+            client.step({"what": "fork"})
+            seen = [client.step({"what": "go"}).observation for _ in range(10)]
+            assert [one["count"] for one in seen] == list(range(n * 11 - 9, n * 11 + 1))
+            assert {one["pid"] for one in seen} == {pid}
+
+
+@pytest.mark.parametrize("kind", [Fragile, AsyncFragile])
+def test_an_environment_that_closes_its_connection_has_crashed(serve: Any, kind: Any) -> None:
+    with SyncClient(serve(kind, step_timeout=60).url) as client:
+        client.reset()
+        with pytest.raises(EnvironmentCrashed, match="exit code 1"):
+            client.step({"what": "close descriptors"}, timeout=10)
+        assert client.reset(seed=2).observation["count"] == 2
+
+
 def test_a_crashed_session_gives_its_slot_to_a_newcomer(serve: Any) -> None:
     server = serve(Fragile, max_sessions=1)
     with SyncClient(server.url) as victim:

@@ -14,6 +14,7 @@ With SESSIONS_PER_PROCESS 0 nothing is forked, and all sessions live in this pro
 """
 
 import ctypes
+import errno
 import importlib.util
 import json
 import os
@@ -332,17 +333,26 @@ def serve(hosted: Any, link: socket.socket, ended: Any) -> None:
     # Plain reads and writes: what buffers and sockets do beside them costs more than most steps.
     session: Any = None
     descriptor, held = link.fileno(), b""
-    writing = threading.Lock()
+    writing, process = threading.Lock(), os.getpid()
 
     def respond(number: int, kind: bytes, data: bytes) -> None:
+        if os.getpid() != process:
+            # The environment forked, and the copy came back here. Only the original may answer.
+            os._exit(0)
         frame = HEADER.pack(len(data), number, kind) + data
-        try:
-            with writing:
+        with writing:
+            if link.fileno() < 0:
+                raise LinkLost
+            try:
                 written = os.write(descriptor, frame)
                 if written < len(frame):
                     link.sendall(frame[written:])
-        except OSError as error:
-            raise LinkLost from error
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    # The environment closed descriptors that are not its own: nobody else can be told of it.
+                    print("an environment closed the connection of its session", file=sys.stderr, flush=True)
+                    os._exit(1)
+                raise LinkLost from error
 
     try:
         while piece := os.read(descriptor, PIECE):
@@ -375,7 +385,8 @@ def serve(hosted: Any, link: socket.socket, ended: Any) -> None:
                 session.close()
             except BaseException as error:
                 print(f"close failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        link.close()
+        with writing:
+            link.close()
         with suppress(OSError):
             ended()
 

@@ -12,6 +12,7 @@ import gc
 import inspect
 import json
 import logging
+import os
 import pickle
 import sys
 import threading
@@ -80,8 +81,17 @@ class Loop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="paddock-loop", daemon=True).start()
+                threading.Thread(target=_run, args=(self._loop,), name="paddock-loop", daemon=True).start()
             return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    except BaseException:
+        # Nothing async would ever be answered again: the end of the process is an answer.
+        logger.critical("the event loop of a process for sessions has failed", exc_info=True)
+        os._exit(1)
 
 
 LOOP = Loop()
