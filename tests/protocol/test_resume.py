@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.errors import InvalidMessage, ReplyExpired
-from paddock.protocol.resume import KEPT_BYTES, WINDOW, ReplyLedger, Verdict
+from paddock.errors import InvalidMessage, ReplyExpired, SessionBusy
+from paddock.protocol.resume import KEPT_BYTES, WINDOW, WINDOW_BYTES, ReplyLedger, Verdict
 
 
 def test_a_new_number_is_carried_out() -> None:
@@ -73,6 +73,33 @@ def test_answers_that_are_not_acknowledged_are_all_kept_whatever_their_size() ->
         ledger.admit(number, 0)
         ledger.record(number, bytes(KEPT_BYTES // 8))
     assert all(_is_kept(ledger, number) for number in range(1, WINDOW + 1))
+
+
+def test_nothing_is_executed_while_too_many_bytes_are_not_acknowledged() -> None:
+    ledger = ReplyLedger()
+    for number in range(1, 5):
+        ledger.admit(number, 0)
+        ledger.record(number, bytes(WINDOW_BYTES // 4))
+    with pytest.raises(SessionBusy, match="not acknowledged"):
+        ledger.admit(5, 0)
+    assert ledger.admit(5, 1) is Verdict.EXECUTE
+
+
+def test_what_was_not_begun_can_be_sent_again() -> None:
+    ledger = ReplyLedger()
+    for number in (1, 2, 3):
+        ledger.admit(number, 0)
+    for number in (3, 2):
+        ledger.retract(number)
+    assert ledger.admit(1, 0) is Verdict.UNDER_WAY
+    assert [ledger.admit(number, 0) for number in (2, 3)] == [Verdict.EXECUTE] * 2
+
+
+def test_one_answer_may_be_larger_than_the_window() -> None:
+    ledger = ReplyLedger()
+    for number in range(1, 4):
+        assert ledger.admit(number) is Verdict.EXECUTE
+        ledger.record(number, bytes(WINDOW_BYTES + 1))
 
 
 def test_an_acknowledged_answer_is_dropped() -> None:

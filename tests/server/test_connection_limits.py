@@ -9,8 +9,8 @@ import time
 import pytest
 
 from environments import InlineAdder
-from paddock.server import connection_limits
-from paddock.server.connection_limits import RareLog
+from paddock.server import connection_limits, fast, request_deadlines
+from paddock.server.rare_log import RareLog
 from running import Running, Serve, wait_until
 
 QUICK = {"header_timeout": 0.5, "body_timeout": 0.5}
@@ -29,8 +29,14 @@ BEGINNINGS = {
 
 @pytest.fixture(autouse=True)
 def fresh_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("late_log", "full_log", "descriptor_log"):
-        monkeypatch.setattr(connection_limits, name, RareLog())
+    for module, name in (
+        (connection_limits, "full_log"),
+        (connection_limits, "descriptor_log"),
+        (connection_limits, "late_log"),
+        (request_deadlines, "late_log"),
+        (fast, "late_log"),
+    ):
+        monkeypatch.setattr(module, name, RareLog())
 
 
 def connect(server: Running) -> socket.socket:

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 import time
 from typing import Any
 
@@ -14,6 +15,8 @@ from wire import CLOSE, PING, PONG, RawSocket
 
 MIB = 1024 * 1024
 STEPS = 64
+COUNT = 20_000
+"""More small requests than the largest message and the buffers of the kernel have room for together."""
 KERNEL = 20
 """So many answers of a mebibyte may be in the buffers of the kernel and in one thread's hands, at most."""
 
@@ -112,6 +115,27 @@ def test_a_batch_stops_in_the_middle(serve: Serve, lives: list[Watched], kind: A
         assert [number_of(one) for one in received if one["session"] == lane] == list(range(1, STEPS // 2 + 1))
 
 
+@KINDS
+def test_nothing_is_begun_for_a_connection_that_dropped(serve: Serve, lives: list[Watched], kind: Any) -> None:
+    server = serve(kind)
+    ws = server.raw("/ws?vector")
+    ws.send(json.dumps([{"type": "open", "session": "a"}]))
+    token = ws.answer()[0]["data"]["token"]
+    ws.send(json.dumps([{**STEP, "session": "a", "id": n, "ack": 0} for n in range(1, STEPS + 1)]))
+    before = settled(lives)
+    ws.close()
+    assert settled(lives) <= before + 2
+    again = server.raw("/ws?vector")
+    again.send(json.dumps([{"type": "open", "session": "b", "resume": token}]))
+    assert again.answer()[0]["type"] == "opened"
+    received: list[Any] = []
+    again.send(json.dumps([{**STEP, "session": "b", "id": n, "ack": 0} for n in range(1, STEPS + 1)]))
+    while len(received) < STEPS:
+        received += again.answer()
+    assert sorted(number_of(one) for one in received) == list(range(1, STEPS + 1))
+    assert sum(life.steps for life in lives) == STEPS
+
+
 @pytest.mark.parametrize("kind", [InlineTools, Tools], ids=["inline", "threads"])
 @pytest.mark.parametrize("path", ["/mcp", "/ws"])
 def test_calls_of_tools_stop_too(serve: Serve, lives: list[Watched], kind: Any, path: str) -> None:
@@ -120,11 +144,50 @@ def test_calls_of_tools_stop_too(serve: Serve, lives: list[Watched], kind: Any, 
     for number in range(STEPS):
         call = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": {"name": "show", "arguments": {}}}
         ws.send(json.dumps(call if path == "/mcp" else {"type": "mcp", "data": call}))
-    # So many more may be under way at once over MCP.
-    assert 1 <= settled(lives) <= KERNEL + 16
+    assert 1 <= settled(lives) <= KERNEL
     answers = [ws.answer() for _ in range(STEPS)]
     ids = [answer["id"] if path == "/mcp" else answer["data"]["id"] for answer in answers]
     assert sorted(ids) == list(range(STEPS))
+
+
+def show(number: int) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": {"name": "show", "arguments": {}}}
+
+
+@pytest.mark.parametrize("way", ["POST", "socket"])
+def test_a_batch_of_calls_ends_where_its_answers_fill_a_message(serve: Serve, lives: list[Watched], way: str) -> None:
+    server = serve(Tools, message_bytes=4 * MIB)
+    batch = [show(number) for number in range(20)]
+    if way == "POST":
+        answers = server.http()("POST", "/mcp", batch).json
+    else:
+        ws = server.raw("/mcp")
+        ws.send(json.dumps(batch))
+        answers = ws.answer()
+    assert [answer["id"] for answer in answers] == list(range(20))
+    executed = [answer for answer in answers if "result" in answer]
+    assert sum(life.steps for life in lives) == len(executed) <= 5
+    assert "not executed" in answers[-1]["error"]["message"]
+
+
+class Blocked(Adder):
+    def step(self, action: Add) -> Total:
+        self.release.wait(10)
+        return super().step(action)
+
+
+def test_a_socket_is_not_read_while_too_many_requests_wait(serve: Serve, lives: list[Watched]) -> None:
+    server = serve(Blocked, message_bytes=MIB)
+    ws = server.raw()
+    opened(ws)
+    request = json.dumps({"type": "step", "data": {"amount": 1}})
+    sender = threading.Thread(target=lambda: [ws.send(request) for _ in range(COUNT)])
+    sender.start()
+    wait_until(lambda: lives)
+    time.sleep(0.5)
+    lives[0].release.set()
+    assert [ws.answer()["data"]["observation"]["total"] for _ in range(COUNT)] == list(range(1, COUNT + 1))
+    sender.join(10)
 
 
 def opened(ws: RawSocket) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from paddock.server import request_deadlines
 from paddock.server.listening import StoppableServer, bind, quiet_config
+from paddock.server.rare_log import RareLog
 from paddock.server.request_deadlines import DeadlineProtocol
 
 HEAD = b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\n"
@@ -129,7 +131,10 @@ def test_a_server_that_reads_late_charges_nobody(connect: Connect) -> None:
     assert connection.recv(4096).endswith(b"500000")
 
 
-def test_a_closed_connection_is_logged(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_closed_connection_is_logged(
+    connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_deadlines, "late_log", RareLog())
     with caplog.at_level(logging.WARNING, "paddock.server"):
         connection = connect()
         connection.sendall(HEAD)

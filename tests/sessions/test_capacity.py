@@ -353,7 +353,8 @@ async def test_a_borrowed_environment_does_not_overlap_with_a_session(house: Any
 
 
 class _Connection:
-    is_blocked = False
+    def holds_back(self, work: object) -> bool:
+        return False
 
     def send(self, frame: bytes) -> None: ...
     def session_closed(self, error: Exception) -> None: ...

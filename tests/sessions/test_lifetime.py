@@ -26,7 +26,8 @@ pytestmark = pytest.mark.anyio
 
 
 class Connection:
-    is_blocked = False
+    def holds_back(self, work: object) -> bool:
+        return False
 
     def __init__(self) -> None:
         self.told: list[Exception] = []

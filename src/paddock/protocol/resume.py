@@ -8,19 +8,22 @@ The rule that makes no answer get lost is a sliding window that both sides know:
 
 - `ack` in a request says that the client needs no answer up to and including that number.
 - A client has no number in flight that is more than `WINDOW` above its `ack`.
-- The server keeps every answer above `ack`, whatever its size, and refuses a number beyond the window unexecuted.
+- The server keeps every answer above `ack`. It refuses a number unexecuted that is beyond the window, or for which
+  there is no room: the answers above `ack` have `WINDOW_BYTES` already.
 
-So the ledger holds at most `WINDOW` answers, and exactly those that a client may still ask for. For a client that
-sends no `ack` it holds the last `WINDOW` answers, as far as they fit into `KEPT_BYTES`.
+So the ledger holds exactly those answers that a client may still ask for: at most `WINDOW` of them, and at most
+`WINDOW_BYTES` beside the one that was last added. For a client that sends no `ack` it holds the last `WINDOW`
+answers, as far as they fit into `KEPT_BYTES`.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-from paddock.errors import InvalidMessage, ReplyExpired
+from paddock.errors import InvalidMessage, ReplyExpired, SessionBusy
 
 WINDOW = 64
+WINDOW_BYTES = 64 * 1024 * 1024
 KEPT_BYTES = 4 * 1024 * 1024
 
 
@@ -46,7 +49,7 @@ class ReplyLedger:
         """What to do with request `number`; bytes are the answer it already got.
 
         Raises ReplyExpired for a number that was overtaken by a later one and whose answer is not kept,
-        InvalidMessage for one beyond the window.
+        InvalidMessage for one beyond the window, SessionBusy for one whose answer there is no room for.
         """
         if ack is not None:
             self._acknowledge(min(ack, number - 1))
@@ -68,9 +71,23 @@ class ReplyLedger:
                 errors=[{"type": "window", "loc": ["id"], "msg": reason}],
                 hint=f"await answers: at most {WINDOW} numbered requests may be in flight",
             )
+        self.check_room()
         self._highest = number
         self._under_way.add(number)
         return Verdict.EXECUTE
+
+    def check_room(self) -> None:
+        """Raises SessionBusy while too many bytes of answers are not acknowledged for another request to begin."""
+        if self._acknowledged is not None and self._bytes >= WINDOW_BYTES:
+            raise SessionBusy(
+                f"not executed: {self._bytes} bytes of answers are not acknowledged",
+                hint=f"send `ack`; at most {WINDOW_BYTES} bytes are kept",
+            )
+
+    def retract(self, number: int) -> None:
+        """`number` was not begun, nor was any above it: its client sends all of them again."""
+        self._under_way.discard(number)
+        self._highest = min(self._highest, number - 1)
 
     def forget(self, number: int) -> None:
         """`number` needs no answer."""

@@ -7,12 +7,12 @@ for the next request. Live sessions are not connections: they have their own tim
 
 from __future__ import annotations
 
-import logging
 import os
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from paddock.config import Limits
+from paddock.server.rare_log import RareLog, late_log
 from paddock.server.request_deadlines import DeadlineProtocol
 
 if TYPE_CHECKING:
@@ -20,32 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LOOK_EVERY = 0.25
-LOG_EVERY = 10.0
 RESERVED_DESCRIPTORS = 64
 """What is left for files, pipes and sockets of environments, where `max_connections` is not set."""
 TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
 
-logger = logging.getLogger("paddock.server")
-
-
-class RareLog:
-    """Warnings of one kind, at most one in ten seconds. The next one says how many were left out."""
-
-    def __init__(self) -> None:
-        self._again = 0.0
-        self._left_out = 0
-
-    def warning(self, message: str, *arguments: object) -> None:
-        now = monotonic()
-        if now < self._again:
-            self._left_out += 1
-            return
-        more = f" ({self._left_out} more since the last such line)" if self._left_out else ""
-        self._again, self._left_out = now + LOG_EVERY, 0
-        logger.warning(message + more, *arguments)
-
-
-late_log, full_log, descriptor_log = RareLog(), RareLog(), RareLog()
+full_log, descriptor_log = RareLog(), RareLog()
 
 
 def most_connections(limits: Limits) -> int:

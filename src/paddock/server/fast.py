@@ -20,11 +20,11 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from paddock.errors import PaddockError
 from paddock.server.access import check_access
 from paddock.server.aside import SideWriter
-from paddock.server.connection_limits import late_log
 from paddock.server.flow import TOO_MANY, Flow
 from paddock.server.hello import SUBPROTOCOL_HEADER, Hello, greeting
 from paddock.server.kernel import is_plain
 from paddock.server.outbox import send_text
+from paddock.server.rare_log import late_log
 from paddock.server.sockets import converse
 from paddock.server.vector import VectorConversation
 from paddock.sessions.blueprint import Where

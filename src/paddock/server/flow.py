@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    import asyncio
+from typing import Protocol
 
 HIGH_WATER = 65536
 """Unsent bytes of answers above which nothing more is executed, where no transport counts them."""
@@ -38,6 +35,14 @@ class Requests(Protocol):
         """The peer reads again: go on with what was received and not begun."""
 
 
+class Readable(Protocol):
+    """The transport, as the flow sees it."""
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def abort(self) -> None: ...
+
+
 class Flow:
     """Pauses and resumes one transport. Used on the loop only."""
 
@@ -51,7 +56,7 @@ class Flow:
         self._held_bytes = 0
         self._is_full = False
         self._is_delivering = False
-        self.transport: asyncio.Transport | None = None
+        self.transport: Readable | None = None
         self.can_write = True
         """False while the peer leaves its answers unread."""
         self.is_paused = False

@@ -15,18 +15,18 @@ from starlette.requests import ClientDisconnect
 
 from paddock.errors import PaddockError, SessionNotFound
 from paddock.protocol import jsonrpc, mcp
-from paddock.protocol.codec import encode
 from paddock.protocol.jsonrpc import Call, RpcError
 from paddock.server.access import lookup
 from paddock.server.http import disconnected, read_body, time_to_wait, unless_left
 from paddock.server.patience import WHOLE
-from paddock.server.rpc import Left, respond
+from paddock.server.rpc import Left, respond, respond_to_batch, written
 from paddock.sessions.numbered import request_number
 from paddock.sessions.session import Door, Session
 
 if TYPE_CHECKING:
     from paddock.server.access import Header
     from paddock.server.service import Service
+    from paddock.sessions.work import Work
 
 SESSION_HEADER = "mcp-session-id"
 VERSION_HEADER = "mcp-protocol-version"
@@ -173,14 +173,7 @@ class McpEndpoint:
     async def _respond(self, caller: HttpCaller, calls: list[Call | RpcError] | Call) -> Any:
         if isinstance(calls, Call):
             return await respond(self.service, caller, calls)
-        answers = []
-        for call in calls:
-            if caller.is_gone:
-                raise ClientDisconnect
-            one = jsonrpc.failure(call) if isinstance(call, RpcError) else await respond(self.service, caller, call)
-            if one is not None:
-                answers.append(one)
-        return answers
+        return await respond_to_batch(self.service, caller, calls)
 
     async def _delete(self, token: str, send: Any) -> None:
         try:
@@ -210,8 +203,9 @@ class Stream:
         self.session = session
         self._over = asyncio.Event()
 
-    is_blocked = False
-    """Answers go back in the POST that asked."""
+    def holds_back(self, work: Work) -> bool:
+        """Never: answers go back in the POST that asked."""
+        return False
 
     def send(self, frame: bytes) -> None:
         """Nothing is sent here."""
@@ -307,14 +301,6 @@ def opens_session(calls: list[Call | RpcError] | Call) -> bool:
     """Whether a header of the answer will name a new session."""
     listed = calls if isinstance(calls, list) else [calls]
     return any(isinstance(call, Call) and call.method == "initialize" for call in listed)
-
-
-def written(document: Any) -> bytes:
-    """The body of an answer. What cannot be written is an error itself."""
-    try:
-        return encode(document)
-    except PaddockError as error:
-        return encode(jsonrpc.failure(error, document.get("id") if isinstance(document, dict) else None))
 
 
 async def _reply(send: Any, status: int, document: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:

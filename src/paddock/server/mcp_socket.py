@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.protocol import jsonrpc
 from paddock.protocol.codec import encode
 from paddock.protocol.jsonrpc import Call, RpcError
-from paddock.server.mcp import written
-from paddock.server.rpc import SocketCaller, respond
+from paddock.server.rpc import SocketCaller, respond, respond_to_batch, written
 from paddock.server.ws import (
     CLOSE_CODES,
     GOING_AWAY,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from paddock.errors import PaddockError
     from paddock.server.service import Service
+    from paddock.sessions.work import Work
 
 
 MOST_CALLS = 16
@@ -69,10 +69,12 @@ class McpConversation:
 
     def resume(self) -> None:
         """The client reads its answers again: go on with what waits."""
+        if self._session is not None:
+            self._session.proceed()
         self._work_off()
 
-    @property
-    def is_blocked(self) -> bool:
+    def holds_back(self, work: Work) -> bool:
+        # Nobody else can name this session, so every answer of it goes here.
         return not self.socket.can_write
 
     def _work_off(self) -> None:
@@ -152,9 +154,6 @@ class McpConversation:
         if isinstance(calls, Call):
             response: Any = await respond(self.service, caller, calls)
         else:
-            response = [answer for call in calls if (answer := await self._answer_one(caller, call)) is not None]
+            response = await respond_to_batch(self.service, caller, calls)
         if response:
             self.socket.send(written(response))
-
-    async def _answer_one(self, caller: SocketCaller, call: Call | RpcError) -> dict[str, Any] | None:
-        return jsonrpc.failure(call) if isinstance(call, RpcError) else await respond(self.service, caller, call)

@@ -7,15 +7,13 @@ arrived, so that a large upload may take long and one byte a second may not.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paddock.server.one_write import OneWriteProtocol
+from paddock.server.rare_log import late_log
 
 if TYPE_CHECKING:
     import asyncio
-
-logger = logging.getLogger("paddock.server")
 
 TIMEOUT_ANSWER = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -98,7 +96,7 @@ class DeadlineProtocol(OneWriteProtocol):
             self._timer = self.loop.call_later(left, self._check_arrival)
             return
         part = "the body" if self._in_body else "the headers"
-        logger.warning("a connection of %s was closed: %s of its request did not arrive in time", self.client, part)
+        late_log.warning("a connection of %s was closed: %s of its request did not arrive in time", self.client, part)
         if self.cycle is None or self.cycle.response_complete:
             self.transport.write(TIMEOUT_ANSWER)
         self.transport.close()

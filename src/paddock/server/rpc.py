@@ -10,17 +10,20 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
+import orjson
 from starlette.requests import ClientDisconnect
 
 import paddock
 from paddock.errors import (
     InvalidToolArguments,
+    MessageTooBig,
     PaddockError,
     SessionError,
     ToolFailure,
     ToolNotFound,
 )
 from paddock.protocol import jsonrpc, mcp
+from paddock.protocol.codec import encode
 from paddock.protocol.episode import CallTool, ListTools
 from paddock.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Call, RpcError
 from paddock.sessions.dispatch import tools_of
@@ -30,12 +33,15 @@ if TYPE_CHECKING:
     from paddock.server.service import Service
 
 Left = Callable[[], Awaitable[None]]
+BATCH_TOO_BIG = "not executed: the answers to this batch are larger than the largest message already"
 logger = logging.getLogger("paddock.server")
 
 
 class Caller(Protocol):
     """Who calls, and therefore which session is meant."""
 
+    is_gone: bool
+    """Whether it is known to have left."""
     speaks_mcp: bool
     """Whether it began as the MCP spec has it. There a failing tool is a result, and nothing optional is null."""
 
@@ -57,6 +63,7 @@ class SocketCaller:
     """A call inside a socket acts in that socket's own session, whatever id it names."""
 
     left: Left | None = None
+    is_gone = False
 
     def __init__(self, session: Session, *, speaks_mcp: bool = False) -> None:
         self.own = session
@@ -113,6 +120,39 @@ async def respond(
     except Exception as error:
         logger.exception("%s failed", call.method)
         return jsonrpc.failure(RpcError(INTERNAL_ERROR, f"Internal error: {type(error).__name__}"), call.id)
+
+
+async def respond_to_batch(service: Service, caller: Caller, calls: list[Call | RpcError]) -> list[orjson.Fragment]:
+    """Carry out a batch in its order; the answers are JSON already. Raises ClientDisconnect if its caller left.
+
+    All answers leave together, so nothing else bounds them: once they are as large as the largest message may be,
+    the calls that are left are not executed.
+    """
+    limit = service.config.limits.message_bytes
+    size, answers = 0, []
+    for call in calls:
+        if caller.is_gone:
+            raise ClientDisconnect
+        answer: dict[str, Any] | None
+        if isinstance(call, RpcError):
+            answer = jsonrpc.failure(call)
+        elif size > limit and not call.is_notification:
+            answer = jsonrpc.failure(MessageTooBig(BATCH_TOO_BIG, hint="send fewer calls in a batch"), call.id)
+        else:
+            answer = await respond(service, caller, call)
+        if answer is not None:
+            text = written(answer)
+            size += len(text)
+            answers.append(orjson.Fragment(text))
+    return answers
+
+
+def written(document: Any) -> bytes:
+    """The JSON of an answer. What cannot be written is an error itself."""
+    try:
+        return encode(document)
+    except PaddockError as error:
+        return encode(jsonrpc.failure(error, document.get("id") if isinstance(document, dict) else None))
 
 
 def respond_at_once(service: Service, caller: Caller, call: Call) -> dict[str, Any] | None:

@@ -16,9 +16,9 @@ from paddock.protocol.jsonrpc import Call
 from paddock.server.access import check_access, lookup
 from paddock.server.connection_limits import LimitedProtocol
 from paddock.server.hello import LEASE_HEADER
-from paddock.server.mcp import SESSION_HEADER, HttpCaller, speaks_known_version, written
+from paddock.server.mcp import SESSION_HEADER, HttpCaller, speaks_known_version
 from paddock.server.one_write import GatheringTransport
-from paddock.server.rpc import respond_at_once
+from paddock.server.rpc import respond_at_once, written
 from paddock.sessions.numbered import HEADER as REQUEST_NUMBER
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from paddock.server.flow import HIGH_WATER, LOW_WATER, TOO_MANY, Flow
 from paddock.server.hello import Hello, greeting
 from paddock.server.mcp_socket import McpConversation
 from paddock.server.vector import VectorConversation
-from paddock.server.ws import NORMAL, POLICY, Conversation, Socket
+from paddock.server.ws import INTERNAL_ERROR, NORMAL, POLICY, Conversation, Socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,8 @@ def converse(service: Service, socket: Socket, hello: Hello) -> Conversation | M
 class AsgiSocket:
     """A `Socket` whose frames are written by a task, because ASGI's `send` has to be awaited.
 
-    Keeps the invariant of `flow.py`: while more than `HIGH_WATER` bytes wait to be sent, nothing is received.
+    Keeps the invariant of `flow.py`: while more than `HIGH_WATER` bytes wait to be sent, or enough waits to be
+    executed, nothing is received.
     """
 
     send_aside: Callable[[bytes], bool] | None = None
@@ -45,11 +46,12 @@ class AsgiSocket:
         self._limits = limits
         self._flow: Flow
         self._unsent = 0
-        self._is_read = asyncio.Event()
-        self._is_read.set()
+        self._may_receive = asyncio.Event()
+        self._may_receive.set()
 
     def begin(self, conversation: Requests) -> None:
         self._flow = Flow(conversation, self._limits.message_bytes)
+        self._flow.transport = self
         self.pause_requests, self.resume_requests = self._flow.pause_requests, self._flow.resume_requests
 
     @property
@@ -61,7 +63,6 @@ class AsgiSocket:
             self._unsent += len(frame)
             self.outbox.put_nowait({"type": "websocket.send", "text": frame.decode()})
             if self._unsent > HIGH_WATER:
-                self._is_read.clear()
                 self._flow.pause_writing()
 
     def close(self, code: int, reason: str = "") -> None:
@@ -89,16 +90,24 @@ class AsgiSocket:
             if event["type"] == "websocket.close":
                 return
             self._unsent -= len(event["text"])
-            if self._unsent <= LOW_WATER and not self._is_read.is_set():
-                self._is_read.set()
+            if self._unsent <= LOW_WATER and not self._flow.can_write:
                 self._flow.resume_writing()
 
-    async def wait_until_read(self, writer: asyncio.Task[None]) -> bool:
-        """Until the client has read its answers. False if it will not: the writing has ended."""
-        if not self._is_read.is_set():
-            reading = asyncio.create_task(self._is_read.wait())
-            await asyncio.wait([reading, writer], return_when=asyncio.FIRST_COMPLETED)
-            reading.cancel()
+    def pause_reading(self) -> None:
+        self._may_receive.clear()
+
+    def resume_reading(self) -> None:
+        self._may_receive.set()
+
+    def abort(self) -> None:
+        self.close(INTERNAL_ERROR)
+
+    async def wait_until_readable(self, writer: asyncio.Task[None]) -> bool:
+        """Until the next message may be received. False if none may: the writing has ended."""
+        if not self._may_receive.is_set() and not self.closed:
+            waiting = asyncio.create_task(self._may_receive.wait())
+            await asyncio.wait([waiting, writer], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
         return not writer.done() or self.closed
 
 
@@ -116,7 +125,7 @@ async def serve_socket(service: Service, scope: Any, receive: Any, send: Any) ->
     conversation.begin()
     clean = False
     try:
-        while await socket.wait_until_read(writer):
+        while await socket.wait_until_readable(writer):
             event = await receive()
             if event["type"] == "websocket.disconnect":
                 # uvicorn reports 1005 both for a close without a code and for a dropped connection.

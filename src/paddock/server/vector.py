@@ -69,9 +69,8 @@ class Lane:
         self.early: list[Message] = []
         """What came before the session was open."""
 
-    @property
-    def is_blocked(self) -> bool:
-        return not self.conversation.socket.can_write
+    def holds_back(self, work: Work) -> bool:
+        return not self.conversation.socket.can_write and getattr(work.reply, "__self__", None) is self
 
     def send(self, frame: bytes) -> None:
         self.conversation.queue(frame)

@@ -45,7 +45,15 @@ MOST_EARLY_FRAMES = 1024
 """How many frames may come before the session is open."""
 MOST_BEHIND = 1024
 """How many may wait for the answer before theirs. The socket is not read while so many do."""
-NORMAL, GOING_AWAY, INVALID_TEXT, POLICY, RESTART, TRY_LATER = 1000, 1001, 1007, 1008, 1012, 1013
+NORMAL, GOING_AWAY, INVALID_TEXT, POLICY, INTERNAL_ERROR, RESTART, TRY_LATER = (
+    1000,
+    1001,
+    1007,
+    1008,
+    1011,
+    1012,
+    1013,
+)
 CLOSE_CODES = {"CAPACITY_REACHED": TRY_LATER, "SERVER_DRAINING": RESTART}
 
 
@@ -173,9 +181,8 @@ class Conversation:
         else:
             self._take(Refused(error))
 
-    @property
-    def is_blocked(self) -> bool:
-        return not self.socket.can_write
+    def holds_back(self, work: Work) -> bool:
+        return not self.socket.can_write and getattr(work.reply, "__self__", None) is self
 
     def resume(self) -> None:
         """The client reads its answers again: go on with what waits."""

@@ -343,19 +343,30 @@ class Session:
         if not self.closed:
             self._go_on()
 
-    def _is_held_back(self, work: Work) -> bool:
-        """Whether its answer would go to a connection whose client does not read."""
-        attachment = self.attachment
-        if attachment is None or not attachment.is_blocked:
-            return False
-        return getattr(work.reply, "__self__", None) is attachment
-
     def _next(self) -> Work | None:
-        if not self._waiting or self._is_held_back(self._waiting[0]):
-            return None
-        work = self._waiting.popleft()
-        self._manager.queued.discard(work)
-        return work
+        while self._waiting and not (self.attachment is not None and self.attachment.holds_back(self._waiting[0])):
+            work = self._waiting.popleft()
+            self._manager.queued.discard(work)
+            try:
+                if type(work.number) is int:
+                    self.ledger.check_room()
+            except SessionBusy as error:
+                work.settle(error)
+            else:
+                return work
+        return None
+
+    def _retract(self, attachment: Attachment) -> None:
+        """Forget the numbered requests of a lost connection that have not begun: its client sends them again.
+
+        To execute them now would fill the memory with answers for a client that is gone.
+        """
+        for work in reversed(self._waiting.copy()):
+            if type(work.number) is not int or getattr(work.reply, "__self__", None) is not attachment:
+                return
+            self._waiting.pop()
+            self._manager.queued.discard(work)
+            self.ledger.retract(work.number)
 
     def _conclude(self, work: Work, value: Any) -> None:
         method = work.method
@@ -428,6 +439,8 @@ class Session:
             self.attachment = None
             self.last_active = self._manager.clock()
             self.dropped_at = self.last_active if dropped else None
+            if dropped:
+                self._retract(attachment)
             if self.close_when_detached:
                 self.close("it was closed over MCP")
             self.proceed()

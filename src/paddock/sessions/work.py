@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 class Attachment(Protocol):
     """The connection that a session's answers go to."""
 
-    @property
-    def is_blocked(self) -> bool:
-        """Whether its client leaves answers unread: then none of its requests begin, until `Session.proceed`."""
+    def holds_back(self, work: Work) -> bool:
+        """Whether `work` may not begin until `Session.proceed`: its answer is for a client that does not read."""
 
     def send(self, frame: bytes) -> None: ...
     def session_closed(self, error: PaddockError) -> None: ...

@@ -23,6 +23,8 @@ from paddock.sessions.session import Door, Session
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paddock.sessions.work import Work
+
 TICK = 0.1
 GRACE = 1.0
 """Seconds that a request somebody still waits for has to end when the client is closed."""
@@ -34,9 +36,6 @@ LONGEST_BUILD = 300.0
 
 class MemoryTransport:
     """One session of an environment class, or of a factory."""
-
-    is_blocked = False
-    """Its answers are awaited, not sent."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.blueprint = Blueprint(make)
@@ -88,6 +87,10 @@ class MemoryTransport:
             described = await self._session.invoke("get_metadata") if self.blueprint.has_metadata else None
             return self.blueprint.metadata_from(described).model_dump()
         raise InvalidMessage(f"an environment in memory has no {path}")
+
+    def holds_back(self, work: Work) -> bool:
+        """Never: answers are awaited, not sent."""
+        return False
 
     def send(self, frame: bytes) -> None:
         """Answers are returned, not sent."""

@@ -42,6 +42,7 @@ class InstanceCaller:
 
     left = None
     speaks_mcp = True
+    is_gone = False
 
     def __init__(self, hosted: HostedEnvironment) -> None:
         self._hosted = hosted
