@@ -25,7 +25,7 @@ class Interrupting:
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupting())
-sys.argv = ["paddock", "rollout", "--prompt", "x", "--agent", "command:true", "--model", {model!r}]
+sys.argv = {words!r}
 from paddock.cli import main
 main()
 """
@@ -38,13 +38,33 @@ def command(tmp_path: Path) -> list[str]:
     return [sys.executable, "-m", "paddock", "rollout", *options, "--store", str(tmp_path / "store")]
 
 
-@pytest.mark.parametrize("module", ["click", "paddock.cli.rollout", "aiohttp", "paddock.rollouts.batch"])
-def test_an_interrupt_in_an_import_ends_the_process_without_an_exception(tmp_path: Path, module: str) -> None:
+ROLLOUT = "rollout --prompt x --agent command:true --model replay:script.json"
+
+
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        (ROLLOUT, "click"),
+        (ROLLOUT, "paddock.cli.rollout"),
+        (ROLLOUT, "aiohttp"),
+        (ROLLOUT, "paddock.rollouts.batch"),
+        ("serve counter --port 0", "uvicorn"),
+        ("serve counter --port 0", "paddock.envs.counter"),
+        ("view --no-open", "paddock.web.app"),
+        ("trace export --to trl", "paddock.rollouts.export.trl"),
+        ("fleet run tasks.json --model replay:script.json", "paddock.fleet.run"),
+        ("check counter", "rich.progress"),
+    ],
+)
+def test_an_interrupt_in_an_import_ends_the_process_without_an_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, module: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "script.json").write_text('{"turns": [{"text": "Done."}]}')
-    program = INTERRUPTS.format(module=module, model=f"replay:{tmp_path / 'script.json'}")
+    program = INTERRUPTS.format(module=module, words=["paddock", *words.split()])
     environment = {**os.environ, "PADDOCK_STORE": str(tmp_path / "store")}
-    words = [sys.executable, "-c", program]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=50, env=environment, check=False)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, env=environment, check=False)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
@@ -56,3 +76,16 @@ def test_an_interrupt_soon_after_the_start_ends_with_130(tmp_path: Path, delay: 
     _, said = started.communicate(timeout=30)
     assert started.returncode == 130, said
     assert "Traceback" not in said
+
+
+def test_an_interrupt_ends_a_check_that_runs_with_130(tmp_path: Path) -> None:
+    """Its loop cancels the work."""
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time\nprint('here', flush=True)\ndef make():\n    time.sleep(60)\n")
+    words = [sys.executable, "-m", "paddock", "check", f"{slow}:make"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as started:
+        assert started.stderr is not None
+        assert started.stderr.readline() == "here\n"
+        started.send_signal(signal.SIGINT)
+        rest = started.stderr.read()
+    assert (started.returncode, rest.strip()) == (130, "error: interrupted")
