@@ -137,10 +137,11 @@ class LabPlane:
             self.url = f"http://127.0.0.1:{self.port}"
             started.set()
             await self._stop.wait()
-            await runner.cleanup()
-            # A transport that was aborted closes its socket in one of the loop's next iterations.
+            # asyncio forgets a connection that it accepts in the iteration in which its server is closed.
+            self._loop.remove_reader(site._server.sockets[0].fileno())  # type: ignore[union-attr]
             for _ in range(3):
                 await asyncio.sleep(0)
+            await runner.cleanup()
 
         asyncio.run(main())
 
