@@ -310,3 +310,38 @@ except OSError:
     script = f"exec > /logs/verifier/log; echo secret; paddock-run python3 prog.py; cat seen; echo 0 > {REWARD}"
     said = verdict(f"{script}; cat /logs/verifier/log >&2", sealed(**{"prog.py": PRELUDE + program}))
     assert said.stderr.count("secret") == 1
+
+
+COMPARES = f"cmp -s answer /tests/check.py && echo 1 > {REWARD} || echo 0 > {REWARD}"
+LINKS = "os.path.lexists('answer') and os.unlink('answer'); os.symlink('/tests/check.py', 'answer')"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"paddock-run python3 prog.py; {COMPARES}",
+        f"timeout -s KILL 0.5 paddock-run python3 prog.py hang; {COMPARES}",
+        f"paddock-run python3 prog.py hang & until [ -L answer ]; do sleep 0.01; done; {COMPARES}",
+        f"paddock-run python3 prog.py; {COMPARES}; paddock-run rm answer",
+    ],
+    ids=["ends", "is killed", "runs on", "removes it"],
+)
+def test_a_program_cannot_make_its_output_a_link_to_the_answer(script: str) -> None:
+    said = verdict(
+        script, sealed(**{"prog.py": f"{PRELUDE}{LINKS}\nif sys.argv[1:]: time.sleep(60)"}), **{"check.py": CHECK}
+    )
+    assert (said.reward.value, said.reward.reason) == (
+        None,
+        "a program that the tests ran made answer a link to /tests/check.py",
+    )
+
+
+def test_links_that_the_tests_make_are_theirs() -> None:
+    script = f"ln -s /tests/check.py mine; paddock-run sh -c 'ln -s /usr/bin/env ok; ls -la'; echo 1 > {REWARD}"
+    assert verdict(script, **{"check.py": CHECK}).reward.value == 1.0
+
+
+def test_a_link_in_a_folder_that_cannot_be_listed_is_found() -> None:
+    hides = "os.mkdir('out'); os.symlink('/tests/check.py', 'out/answer'); os.chmod('out', 0o311)"
+    script = "paddock-run python3 prog.py; " + COMPARES.replace("answer", "out/answer")
+    assert score(hides, script) is None

@@ -41,14 +41,17 @@ class Apart:
     def __init__(self, supervisor: Any) -> None:
         self.supervisor = supervisor
         self.guard = supervisor.guard
+        self.work = f"{supervisor.home}/workdir"
         self.refusal = supervisor.unfenced
         """Why no command can be run, if so."""
         self.failure = ""
-        """Why a command could not be run. Then the tests have judged something else than the agent's program."""
+        """Why the reward says nothing: a command could not be run, or it led the tests astray."""
         self.callers: dict[int, _socket.socket] = {}
         self.runs: dict[int, int] = {}
         """The process of each command, by the descriptor of its caller."""
         self.rooms: dict[int, str] = {}
+        self.links: dict[int, set[str]] = {}
+        """The links to the tests that there were before a command: the tests may make some for themselves."""
         self.helpers: set[int] = set()
         self.count = 0
 
@@ -118,7 +121,7 @@ class Apart:
 
     def unfit(self, cwd: str, argv: list[str], given: list[int]) -> str:
         """Why this cannot be run, or nothing."""
-        work = f"{self.supervisor.home}/workdir"
+        work = self.work
         if len(given) != STANDARD or not argv:
             return "the request is not complete"
         if len(self.runs) >= MOST_AT_ONCE:
@@ -128,8 +131,11 @@ class Apart:
         return next(filter(None, map(unfit_descriptor, given)), "")
 
     def refuse(self, caller: _socket.socket, reason: str) -> None:
-        self.failure = self.failure or reason
+        self.fail(f"paddock-run failed: {reason}")
         answer(caller, f"refused {reason}")
+
+    def fail(self, reason: str) -> None:
+        self.failure = self.failure or reason
 
     # -- commands -------------------------------------------------------------------------------------
 
@@ -137,6 +143,7 @@ class Apart:
         """The process that waits for the command. Raises OSError with the reason if there can be none."""
         self.count += 1
         room = f"{ROOMS}/{self.count}"
+        links = self.guard.links_to_the_tests(self.work)
         waiting, held = os.pipe()
         try:
             for folder in (ROOMS, room, *(f"{room}/{name}" for name in FOLDERS)):
@@ -157,6 +164,7 @@ class Apart:
         failure = os.read(waiting, 4096).decode("utf-8", "replace")
         os.close(waiting)
         self.rooms[pid] = room
+        self.links[pid] = links
         if failure:
             end_group(pid)
             raise OSError(0, failure)
@@ -232,6 +240,7 @@ class Apart:
     def ended(self, pid: int, status: int) -> None:
         """A child of the supervisor ended that is none of its jobs."""
         self.helpers.discard(pid)
+        self.look_for_links(pid)
         descriptor = next((one for one, run in self.runs.items() if run == pid), None)
         if descriptor is not None:
             del self.runs[descriptor]
@@ -263,6 +272,18 @@ class Apart:
         """With the tests: what they had running here can have touched nothing of theirs."""
         for descriptor in list(self.callers):
             self.leave(descriptor)
+        for pid in list(self.links):
+            self.look_for_links(pid)
+
+    def look_for_links(self, pid: int) -> None:
+        """After a command: tests that open a file which it was to write must not get one of their own."""
+        before = self.links.pop(pid, None)
+        if before is None:
+            return
+        made = sorted(self.guard.links_to_the_tests(self.work) - before)
+        if made:
+            name = made[0][len(self.work) + 1 :]
+            self.fail(f"a program that the tests ran made {name} a link to {os.readlink(made[0])}")
 
 
 def unfit_descriptor(descriptor: int) -> str:

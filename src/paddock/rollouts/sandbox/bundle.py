@@ -18,7 +18,7 @@ SOURCE = Path(paddock.__file__).parent
 SANDBOX = "rollouts.sandbox"
 TAKEN = (
     "errors",
-    *(f"{SANDBOX}.{name}" for name in ("base", "files", "guard", "supervisor", "switchboard", "steward")),
+    *(f"{SANDBOX}.{name}" for name in ("base", "guard", "files", "supervisor", "switchboard", "steward")),
 )
 BEGIN = """
 import base64,json,sys,types,zlib

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.errors import SandboxError
 from paddock.rollouts.sandbox import seccomp
 from paddock.rollouts.sandbox.base import HOME, TESTS, Mount, host_folder
-from paddock.rollouts.sandbox.launch import Launched, launch, program_text
+from paddock.rollouts.sandbox.launch import Launched, launch, program_part, program_text
 from paddock.rollouts.sandbox.leftovers import MARK
 from paddock.rollouts.sandbox.programs import find_bwrap, find_python, libraries_of
 from paddock.rollouts.sandbox.supervised import SupervisedSandbox, sealed, write_tests
@@ -97,7 +97,7 @@ class BwrapSandbox(SupervisedSandbox):
         if not self.spec.readonly_tests:
             return super().settings()
         filters = [program for program in (seccomp.program_for_tests(),) if program]
-        apart = {"apart": program_text("apart"), "filters": filters, "env": {**self._base_env, **self.spec.env}}
+        apart = {"apart": program_part("apart"), "filters": filters, "env": {**self._base_env, **self.spec.env}}
         return {**super().settings(), **apart}
 
     async def launch(self) -> Launched:

@@ -13,17 +13,16 @@ import os
 import stat
 import tarfile
 from contextlib import contextmanager
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from paddock.errors import SandboxError
-from paddock.rollouts.sandbox.base import HOME, LOGS, TESTS, Entry
+from paddock.rollouts.sandbox.base import HOME, Entry
+from paddock.rollouts.sandbox.guard import leads_to_the_tests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 DEEPEST = 200
-HIDDEN = (TESTS, LOGS, HOME / TESTS.name, HOME / LOGS.name, PurePosixPath("/proc"))
 FULL = "raise SandboxLimits.disk_bytes, or write less"
 STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -98,7 +97,8 @@ def unpack_folder(root: int, parts: Sequence[str], archive: bytes) -> None:
             with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as members:
                 for member in members:
                     names = inner_parts(member.name)
-                    if names and not (member.issym() and leads_to_the_tests([*parts, *names[:-1]], member.linkname)):
+                    place = "/".join([str(HOME), *parts, *names[:-1]])
+                    if names and not (member.issym() and leads_to_the_tests(place, member.linkname)):
                         unpack_member(folder, names, members, member)
                         if member.isdir():
                             modes.append((names, member.mode & 0o777))
@@ -125,26 +125,6 @@ def unpack_member(folder: int, names: list[str], members: tarfile.TarFile, membe
         with opened(names[-1], WRITE_FILE | os.O_EXCL, parent) as descriptor:
             write_all(descriptor, content.read() if content is not None else b"")
             os.fchmod(descriptor, member.mode & 0o777)
-
-
-def leads_to_the_tests(folder: Sequence[str], target: str) -> bool:
-    """Whether a link in this folder below the home leads to the tests or the logs, or to a folder above them.
-
-    Tests that compare a file of the work folder with the right answer must not find the right answer there. Of links
-    over links every single one is judged, so it takes no more than its text. Upwards from a name could be anywhere.
-    """
-    place = [] if target.startswith("/") else [*HOME.parts[1:], *folder]
-    goes_down = False
-    for part in target.split("/"):
-        if part == "..":
-            if goes_down:
-                return True
-            place = place[:-1]
-        elif part not in ("", "."):
-            goes_down = True
-            place = [*place, part]
-    path = PurePosixPath("/", *place)
-    return HOME.is_relative_to(path) or any(path.is_relative_to(hidden) for hidden in HIDDEN)
 
 
 def inner_parts(name: str) -> list[str]:

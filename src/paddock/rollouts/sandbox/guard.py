@@ -39,6 +39,7 @@ LANDLOCK_WRITE_FILE, LANDLOCK_REFER = 1 << 1, 1 << 13
 SETTLE_SECONDS = 1.0
 """What ends by itself within this time after the tests, such as a `tee` of their output, is not held against them."""
 LONGEST_REWARD = 1 << 16
+HIDDEN = ("/tests", "/logs", "/home/user/tests", "/home/user/logs", "/proc")
 NAMED = 5
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -184,6 +185,57 @@ class Rewards:
         if found.st_mode & 0o600 != 0o600:
             return f"{name} has the mode {stat.S_IMODE(found.st_mode):04o}: its owner cannot write to it"
         return ""
+
+
+def leads_to_the_tests(folder: str, target: str) -> bool:
+    """Whether a link in this folder leads to the tests or the logs, or to a folder above them.
+
+    Tests that compare a file of the work folder with the right answer must not find the right answer there. Of links
+    over links every single one is judged, so it takes no more than its text. Upwards from a name could be anywhere.
+    """
+    place = [] if target.startswith("/") else folder.split("/")[1:]
+    goes_down = False
+    for part in target.split("/"):
+        if part == "..":
+            if goes_down:
+                return True
+            place = place[:-1]
+        elif part not in ("", "."):
+            goes_down = True
+            place = [*place, part]
+    path = "".join("/" + part for part in place) + "/"
+    return any((hidden + "/").startswith(path) or path.startswith(hidden + "/") for hidden in HIDDEN)
+
+
+def links_to_the_tests(folder: str) -> set[str]:
+    """All such links below a folder."""
+    found = set()
+    waiting = [folder]
+    while waiting:
+        place = waiting.pop()
+        try:
+            for entry in entries(place):
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif entry.is_symlink() and leads_to_the_tests(place, os.readlink(entry.path)):
+                    found.add(entry.path)
+        except OSError:
+            # It went away, or nobody can enter it.
+            continue
+    return found
+
+
+def entries(folder: str) -> list[os.DirEntry[str]]:
+    """Also of a folder that can be entered but not listed."""
+    try:
+        return list(os.scandir(folder))
+    except PermissionError:
+        mode = stat.S_IMODE(os.stat(folder, follow_symlinks=False).st_mode)
+        os.chmod(folder, mode | 0o500)
+        try:
+            return list(os.scandir(folder))
+        finally:
+            os.chmod(folder, mode)
 
 
 def settle(pids: Callable[[], list[str]]) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
+import marshal
 import os
 import signal
 import socket
@@ -97,6 +99,13 @@ async def wait_gone(launched: Launched, seconds: float) -> bool:
 def program_text(name: str) -> str:
     """The source of a program that runs without Paddock around it."""
     return Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+
+
+@cache
+def program_part(name: str) -> tuple[str, bytes, bytes]:
+    """The source of a part of the supervisor, and its code with the magic number of the Python that can run it."""
+    text = program_text(name)
+    return text, importlib.util.MAGIC_NUMBER, marshal.dumps(compile(text, name, "exec", dont_inherit=True))
 
 
 async def launch(

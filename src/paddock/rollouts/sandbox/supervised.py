@@ -23,7 +23,7 @@ from paddock.rollouts.sandbox import files
 from paddock.rollouts.sandbox.base import HOME, LOGS, Command, Completed, Entry, Sandbox, SandboxSpec
 from paddock.rollouts.sandbox.callers import CallerFinder
 from paddock.rollouts.sandbox.jobs import SupervisedJob
-from paddock.rollouts.sandbox.launch import Launched, program_text, wait_gone
+from paddock.rollouts.sandbox.launch import Launched, program_part, wait_gone
 from paddock.rollouts.sandbox.wire import Control, close_all
 from paddock.rollouts.unhurried import unhurried
 
@@ -79,7 +79,7 @@ class SupervisedSandbox(Sandbox):
         limits = self.spec.limits
         home = str(self.home)
         return {
-            "guard": program_text("guard") if self.spec.readonly_tests else "",
+            "guard": program_part("guard") if self.spec.readonly_tests else None,
             "alone": self.alone,
             "home": home,
             "folders": [home, f"{home}/workdir", f"{home}/logs/verifier"],

@@ -154,7 +154,7 @@ class Supervisor:
                 self.apart.heard(descriptor)
         except OSError as error:
             # No caller may end the supervisor: it could be a program of the agent.
-            self.apart.failure = self.apart.failure or error.strerror or str(error)
+            self.apart.fail(f"paddock-run failed: {error.strerror or error}")
         if self.look_at is None:
             self.look_at = time.monotonic() + LOOK_CLOSELY
 
@@ -308,7 +308,7 @@ class Supervisor:
         helpers: set[int] = set()
         if self.apart is not None:
             self.apart.end_all()
-            helpers, doubt = self.apart.helpers, self.apart.failure and f"paddock-run failed: {self.apart.failure}"
+            helpers, doubt = self.apart.helpers, self.apart.failure
         if self.rewards is not None:
             found = self.rewards.doubt(lambda: [pid for pid in self.pids() if int(pid) not in helpers])
             doubt, self.rewards = doubt or found, None
@@ -418,10 +418,12 @@ class Supervisor:
             self.leave()
 
 
-def load(name: str, text: str) -> Any:
-    """A further part of this program, from its source text."""
+def load(name: str, part: tuple[str, bytes, bytes]) -> Any:
+    """A further part of this program. Its code saves the time to compile it where both sides run the same Python."""
+    text, magic, code = part
     module = type(sys)(name)
-    exec(compile(text, name, "exec"), module.__dict__)
+    same = magic == sys.modules["_frozen_importlib_external"].MAGIC_NUMBER
+    exec(marshal.loads(code) if same else compile(text, name, "exec"), module.__dict__)
     return module
 
 
