@@ -131,6 +131,12 @@ def test_a_wrong_key_is_told_with_what_to_do(plane: PlaneProcess) -> None:
     assert "wrong-key" not in done.stderr
 
 
+def test_an_unknown_instance_is_told_with_what_to_do(plane: PlaneProcess) -> None:
+    done = paddock("fleet", "rm", "nope", "--state", str(plane.state))
+    assert done.returncode == 1
+    assert "hint: `paddock fleet ls --all`" in done.stderr
+
+
 def test_a_state_folder_holds_one_plane(plane: PlaneProcess) -> None:
     done = paddock("fleet", "up", "--port", "0", "--state", str(plane.state))
     assert done.returncode == 2

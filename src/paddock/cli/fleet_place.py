@@ -103,7 +103,7 @@ def read_key(state: Path) -> str | None:
 @contextmanager
 def explained(address: PlaneAddress) -> Iterator[None]:
     """Say what to do when the plane does not answer, or does not let us in."""
-    from paddock.fleet.errors import FleetError, PlaneError, Unreachable
+    from paddock.fleet.errors import FleetError, InstanceGone, PlaneError, Unreachable
 
     try:
         yield
@@ -112,6 +112,8 @@ def explained(address: PlaneAddress) -> Iterator[None]:
             error.hint = f"is a plane running at {address.base_url}? `paddock fleet up` starts one"
         elif error.hint is None and isinstance(error, PlaneError) and error.status in (401, 403):
             error.hint = "set FLEET_API_KEY to the key of this plane"
+        elif error.hint is None and isinstance(error, InstanceGone):
+            error.hint = "`paddock fleet ls --all` lists those it knows"
         raise
 
 

@@ -16,6 +16,7 @@ from paddock.fleet.http import send
 from paddock.fleet.models import CallToolAction, ListToolsAction
 from paddock.fleet.plane import LIMIT_SECONDS, InstanceWish, Plane
 from paddock.fleet.provisioning import provision
+from paddock.fleet.refusals import is_confirmed
 from paddock.fleet.retry import Backoff, Budget, retried
 from paddock.fleet.settings import plane_address
 from paddock.fleet.sync import LoopThread
@@ -161,7 +162,7 @@ class FleetEnvClient:
     async def reset_async(self, seed: int | None = None, *, timeout: float | None = None) -> StepResult[Observation]:
         """Put the environment back to its first state. Raises FleetError unless the instance confirms it."""
         payload = await self._manager("POST", "/reset", {} if seed is None else {"seed": seed}, timeout, again=True)
-        if not isinstance(payload, dict) or not (payload.get("success") is True or "observation" in payload):
+        if not is_confirmed(payload):
             # A used instance that was not reset would be graded for work that an earlier episode did.
             raise ProtocolError("the instance answered a reset without confirming it: no success, no observation")
         return _step_result(payload)

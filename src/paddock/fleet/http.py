@@ -106,7 +106,8 @@ async def send(
     refused = None if failure_is_data else refusal_in(reply.body)
     if refused is not None:
         stated = read_error(reply.body)[1]
-        said = redact(shown(message_of({**refused, "success": None}) or "no reason given"))
+        rest = {name: value for name, value in refused.items() if name != "success"}
+        said = redact(shown(message_of(rest) or "no reason given"))
         # The words count as they do in a 400: this is the same refusal under another status.
         passing = may_pass(400, refused, stated) is True
         raise RequestRefused(f"{method} {url} refused: {said}", detail=refused, retryable=passing)

@@ -20,6 +20,8 @@ _PASSING = re.compile(
     re.IGNORECASE,
 )
 _FINAL = re.compile(r"""["']?\bretryable["']?\s*[:=]\s*false""", re.IGNORECASE)
+FAILED = frozenset(("error", "failed", "failure"))
+"""What a `status` says of work that was not done."""
 _LIMIT = re.compile(r"\binstance limit\b", re.IGNORECASE)
 
 
@@ -85,6 +87,16 @@ def refusal_in(body: bytes) -> dict[str, Any] | None:
     if not isinstance(document, dict) or "success" not in document or document["success"] is True:
         return None
     return document
+
+
+def is_confirmed(document: Any) -> bool:
+    """Whether an answer says that the work was done: `success: true`, or an observation and no word of a failure."""
+    if not isinstance(document, dict):
+        return False
+    if "success" in document:
+        return document["success"] is True
+    is_failed = bool(document.get("error")) or document.get("ok") is False or document.get("status") in FAILED
+    return document.get("observation") is not None and not is_failed
 
 
 def _error_of(level: Any) -> Any:

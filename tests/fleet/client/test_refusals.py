@@ -14,7 +14,14 @@ from .test_faults import made
 REFUSED = {"success": False, "message": "the database is locked"}
 
 
-@pytest.mark.parametrize("body", [REFUSED, {"success": None}, {"success": "false"}, {}, "done", {"message": "reset"}])
+UNCONFIRMED = [
+    *({}, "done", {"message": "reset"}, {"success": None}, {"success": "false"}),
+    *({"success": None, "observation": {}}, {"observation": None}, {"observation": {}, "error": "no such file"}),
+    *({"observation": {}, "ok": False}, {"observation": {}, "status": "error"}),
+]
+
+
+@pytest.mark.parametrize("body", [REFUSED, *UNCONFIRMED])
 def test_a_used_instance_that_was_not_reset_is_replaced(body: Any) -> None:
     async def main(plane: LabPlane) -> None:
         async with env_on(plane, heard) as env:
@@ -29,6 +36,18 @@ def test_a_used_instance_that_was_not_reset_is_replaced(body: Any) -> None:
         assert len(plane.boxes) == 2
         assert plane.running == []
         assert heard.count("fleet_env_reset_failed") == 1
+
+
+def test_a_refusal_without_a_reason_says_that() -> None:
+    async def main(plane: LabPlane) -> None:
+        orchestrator, _ = await made(plane)
+        plane.fail("POST", "/reset", 200, body={"success": False})
+        with pytest.raises(RequestRefused, match="refused: no reason given"):
+            await orchestrator.reset_async()
+        await orchestrator.close_async()
+
+    with lab() as plane:
+        asyncio.run(main(plane))
 
 
 def test_a_fresh_instance_whose_reset_was_refused_says_so() -> None:
