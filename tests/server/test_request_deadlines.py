@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import threading
 import time
@@ -74,25 +75,26 @@ def read_to_the_end(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("sent", "answer"),
+    ("sent", "statuses"),
     [
-        (b"", b"HTTP/1.1 408"),
-        (b"POST", b"HTTP/1.1 408"),
-        (HEAD, b"HTTP/1.1 408"),
-        (HEAD + b"x-long: " + b"a" * 5000, b"HTTP/1.1 408"),
-        (HEAD + b"content-length: 10\r\n\r\n", b""),
-        (HEAD + b"content-length: 10\r\n\r\nhalf", b""),
-        (HEAD + b"transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n", b""),
-        (WHOLE + b"POST /later HTTP", b"HTTP/1.1 200"),
-        (HEAD.replace(b"/", b"/early", 1) + b"content-length: 10\r\n\r\nhalf", b"HTTP/1.1 200"),
+        (b"", [408]),
+        (b"POST", [408]),
+        (HEAD, [408]),
+        (HEAD + b"x-long: " + b"a" * 5000, [408]),
+        (HEAD + b"content-length: 10\r\n\r\n", []),
+        (HEAD + b"content-length: 10\r\n\r\nhalf", []),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n", []),
+        (WHOLE + b"POST /later HTTP", [200, 408]),
+        (HEAD.replace(b"/", b"/early", 1) + b"content-length: 10\r\n\r\nhalf", [200]),
     ],
     ids=["nothing", "word", "head", "long head", "no body", "half body", "half chunks", "half second", "answered"],
 )
-def test_a_half_sent_request_is_closed(connect: Connect, sent: bytes, answer: bytes) -> None:
+def test_a_half_sent_request_is_closed(connect: Connect, sent: bytes, statuses: list[int]) -> None:
     connection = connect()
     began = time.monotonic()
     connection.sendall(sent)
-    assert read_to_the_end(connection).startswith(answer)
+    answers = read_to_the_end(connection)
+    assert [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", answers)] == statuses
     assert 0.2 < time.monotonic() - began < 3.0
 
 

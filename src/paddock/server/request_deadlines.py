@@ -97,6 +97,7 @@ class DeadlineProtocol(OneWriteProtocol):
             return
         part = "the body" if self._in_body else "the headers"
         late_log.warning("a connection of %s was closed: %s of its request did not arrive in time", self.client, part)
-        if self.cycle is None or self.cycle.response_complete:
+        # A request whose body is missing may have been answered already, or be about to be.
+        if not self._in_body and (self.cycle is None or self.cycle.response_complete):
             self.transport.write(TIMEOUT_ANSWER)
         self.transport.close()

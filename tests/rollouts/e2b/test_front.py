@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from paddock.rollouts.e2b import arrival
+from paddock.rollouts.e2b import arrival, ports
 from paddock.rollouts.e2b.api import Api
 from paddock.rollouts.e2b.connect import envelope
 from paddock.rollouts.e2b.server import Front, FrontSettings
@@ -244,3 +244,20 @@ def test_a_body_that_stops_arriving_is_not_waited_for(anywhere: Anywhere, monkey
         assert (await begun(client, "/files?path=/tmp/x", **raw)).startswith(b"HTTP/1.1 408")
 
     anywhere(act)
+
+
+def test_headers_that_stop_arriving_are_not_waited_for(
+    anywhere: Anywhere, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ports, "HEAD_SECONDS", 0.3)
+
+    async def act(client: Client) -> None:
+        url = urlsplit(client.front.address.url)
+        for head in (b"", b"POST /v2/sandboxes HTTP/1.1\r\nHost:"):
+            reader, writer = await asyncio.open_connection(url.hostname, url.port)
+            writer.write(head)
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+
+    anywhere(act)
+    assert caplog.text.count("the headers of its request did not arrive in time") == 2

@@ -7,6 +7,7 @@ that WebSockets and everything else that begins as HTTP works too.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from typing import TYPE_CHECKING, cast
 
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 
     from paddock.rollouts.e2b.lifecycle import Guests
 
+logger = logging.getLogger(__name__)
+
 ENVD_PORT = 49983
 LONGEST_HEAD = 65536
-HEAD_SECONDS = 60.0
+HEAD_SECONDS = 20.0
+"""From the connection to the end of the headers of its first request."""
 DIAL_SECONDS = 10.0
 HOST = re.compile(rb"\r\nhost:[ \t]*(\d{1,5})-([a-z0-9-]+)\.", re.IGNORECASE)
 
@@ -38,7 +42,7 @@ class Door(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._patience = asyncio.get_running_loop().call_later(HEAD_SECONDS, transport.close)
+        self._patience = asyncio.get_running_loop().call_later(HEAD_SECONDS, self._close_late)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._patience is not None:
@@ -63,6 +67,12 @@ class Door(asyncio.Protocol):
         else:
             transport.pause_reading()
             self._work = asyncio.ensure_future(self._lead(transport, found[2].decode().lower(), int(found[1])))
+
+    def _close_late(self) -> None:
+        assert self._transport is not None
+        peer = self._transport.get_extra_info("peername")
+        logger.warning("a connection of %s was closed: the headers of its request did not arrive in time", peer)
+        self._transport.close()
 
     async def _lead(self, transport: asyncio.Transport, guest_id: str, port: int) -> None:
         guest = self._guests.find(guest_id)
