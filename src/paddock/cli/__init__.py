@@ -1,6 +1,6 @@
 """The `paddock` command. Commands parse, call the library, and print; each is imported when run.
 
-Click itself is imported inside `main`, so that Ctrl-C is answered with one line from the beginning.
+All but the handler of Ctrl-C is imported inside functions, so that it is answered with one line from the beginning.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import IO, Any
 from paddock.cli.interrupts import INTERRUPTED as INTERRUPTED
 from paddock.cli.interrupts import exit_on_interrupt, raise_on_interrupt
 from paddock.distribution import install_command
-from paddock.errors import ConfigError, PaddockError
 
 EXTRAS = {
     "aiohttp": "rollouts",
@@ -43,6 +42,7 @@ def run(arguments: list[str] | None) -> int:
     import click
 
     from paddock.cli.commands import paddock
+    from paddock.errors import PaddockError
 
     try:
         result = paddock.main(arguments, prog_name="paddock", standalone_mode=False)
@@ -85,6 +85,8 @@ def complain(message: str, hint: str | None = None) -> None:
 def refuse_unused(*names: str, why: str, hint: str) -> None:
     """Raise ConfigError for the first of these parameters of the command that was given: it would do nothing."""
     import click
+
+    from paddock.errors import ConfigError
 
     context = click.get_current_context()
     for option in context.command.params:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from paddock.errors import ConfigError
-from paddock.rollouts.limits import Budget, Timeouts
+from paddock.rollouts.capture.settings import CaptureSettings
+from paddock.rollouts.limits import WHOLE_ANSWER_FACTOR, Budget, Timeouts
 from paddock.rollouts.sandbox import choose_backend
 from paddock.rollouts.weights import Weights
 
@@ -63,6 +64,23 @@ class Plan:
             given = getattr(self, name)
             if given is not None and not 0 < given < math.inf:
                 raise ConfigError(f"{name} is {given}", hint="give a number above 0")
+
+    def capture_settings(self, *, call_timeout: float, deadline: float | None) -> CaptureSettings:
+        """What a rollout asks of its capture; `deadline` is when its time is up, on the clock of `time.monotonic`."""
+        settings = CaptureSettings(
+            mode=self.mode,
+            budget=self.budget,
+            thinking=self.thinking,
+            temperature=self.temperature,
+            top_logprobs=self.top_logprobs,
+            weights=self.weights,
+            call_timeout=call_timeout,
+            deadline=deadline,
+        )
+        if self.stall_timeout is None:
+            return settings
+        whole = self.stall_timeout * WHOLE_ANSWER_FACTOR
+        return replace(settings, idle_timeout=self.stall_timeout, unary_timeout=whole)
 
     def describe(self) -> dict[str, Any]:
         """What to keep with a rollout, so that it can be run again."""

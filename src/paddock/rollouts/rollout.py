@@ -13,7 +13,6 @@ import logging
 import secrets
 import time
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import (
@@ -28,7 +27,8 @@ from paddock.errors import (
 )
 from paddock.rollouts.agents.base import AgentExit, AgentRun, Assignment
 from paddock.rollouts.blame import AgentTime, StallLimits, judge_calls
-from paddock.rollouts.capture import Capture, CaptureSettings
+from paddock.rollouts.capture import Capture
+from paddock.rollouts.event_writer import EventWriter
 from paddock.rollouts.judging import Ending, ModelUse, judge_model, judge_sandbox, judge_stop
 from paddock.rollouts.ledger import owned_sandbox
 from paddock.rollouts.limits import WHOLE_ANSWER_FACTOR, stall_seconds
@@ -38,7 +38,7 @@ from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.sandbox.base import SandboxSpec
 from paddock.rollouts.staging import archive, seal, stage
 from paddock.rollouts.task_needs import check_can_run
-from paddock.rollouts.trace import Call, Caller, Event, Level, Role
+from paddock.rollouts.trace import Call, Caller, Level, Role
 from paddock.rollouts.unhurried import unhurried
 from paddock.rollouts.verifier import Verdict, verify
 
@@ -113,7 +113,7 @@ class Rollout:
         self._agent_began = 0.0
         """When the agent began to work, on the clock of `time.monotonic`."""
         self._told = 0
-        self._writes: set[asyncio.Task[Any]] = set()
+        self._events = EventWriter(store, self.record)
 
     @property
     def id(self) -> str:
@@ -238,19 +238,7 @@ class Rollout:
     def _make_capture(self, *, deadline: float | None = None, callers: CallerFinder | None = None) -> Capture:
         """What stands between the agent and the model; from here on its key is masked too."""
         plan = self.plan
-        settings = CaptureSettings(
-            mode=plan.mode,
-            budget=plan.budget,
-            thinking=plan.thinking,
-            temperature=plan.temperature,
-            top_logprobs=plan.top_logprobs,
-            weights=plan.weights,
-            call_timeout=self._timeouts.model_call,
-            deadline=deadline,
-        )
-        if plan.stall_timeout is not None:
-            whole = plan.stall_timeout * WHOLE_ANSWER_FACTOR
-            settings = replace(settings, idle_timeout=plan.stall_timeout, unary_timeout=whole)
+        settings = plan.capture_settings(call_timeout=self._timeouts.model_call, deadline=deadline)
         self._capture = capture = Capture(
             plan.endpoint,
             self._upstream,
@@ -432,14 +420,12 @@ class Rollout:
         self._count_calls()
         self.record.stage = "done"
         self.record.finished_at = self.record.finished_at or time.time()
-        if self._writes:
-            await asyncio.wait(self._writes)
+        await self._events.wait_written()
         await self._store.run(self._store.finish, self.record)
         self._store.aborts.settle(self.id)
         self._changed("outcome", {"outcome": self.record.outcome, "reward": self.record.reward})
         # That event is written after the record is final.
-        if self._writes:
-            await asyncio.wait(self._writes)
+        await self._events.wait_written()
 
     def _say_install(self, line: str) -> None:
         """Called from the thread that installs, which goes on even if the rollout has ended meanwhile."""
@@ -463,21 +449,10 @@ class Rollout:
             self._changed("warning", {"warning": f"the agent told more than {MOST_TOLD} events; the rest is dropped"})
 
     def _changed(self, kind: str, data: dict[str, Any]) -> None:
-        """Write an event without making its reporter wait, and tell the one who watches."""
-        for work in (
-            self._store.run(self._store.add_event, self.id, Event(time.time(), kind, data)),
-            self._store.run(self._store.update, self.record),
-        ):
-            write = asyncio.ensure_future(work)
-            self._writes.add(write)
-            write.add_done_callback(self._written)
+        """Write an event, and call the one who watches."""
+        self._events.write(kind, data)
         if self._on_change is not None:
             self._on_change(self)
-
-    def _written(self, write: asyncio.Task[Any]) -> None:
-        self._writes.discard(write)
-        if not write.cancelled() and write.exception() is not None:
-            logger.warning("an event of %s was not kept: %s", self.id, write.exception())
 
 
 def keeps_all_out(error: PaddockError) -> bool:
