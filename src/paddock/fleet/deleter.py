@@ -120,9 +120,9 @@ class Deleter:
         ours = next((each for each in listed if each.request_id == lease.request_id), None)
         if ours is None and lease.is_own_run:
             alive = {each.instance_id for each in listed if not each.has_ended}
-            found = self._orphan(lease, alive)
-            if found is not None:
-                self._leases.name(lease, found)
+            orphan = self._orphan(lease, alive)
+            if orphan is not None:
+                self._leases.name(lease, orphan)
                 return True
         if ours is not None:
             if ours.has_ended:
@@ -144,8 +144,8 @@ class Deleter:
 
         outstanding = self._leases.outstanding(lease.run_id)
         creating = frozenset(each.number for each in outstanding if each.state == "creating")
-        known = {each.instance_id for each in outstanding} | written_instances(lease.address)
-        for instance_id in sorted(alive - known):
+        owned = {each.instance_id for each in outstanding} | written_instances(lease.address)
+        for instance_id in sorted(alive - owned):
             if not self._suspects.setdefault(instance_id, creating) & creating:
                 del self._suspects[instance_id]
                 return instance_id

@@ -32,8 +32,8 @@ class Evaluation:
     @property
     def means(self) -> dict[str, float | None]:
         """The mean of the known scores by model; None where no score is known."""
-        known = {model: [each for each in scores if each is not None] for model, scores in self.scores.items()}
-        return {model: sum(scores) / len(scores) if scores else None for model, scores in known.items()}
+        numbers = {model: [each for each in scores if each is not None] for model, scores in self.scores.items()}
+        return {model: sum(scores) / len(scores) if scores else None for model, scores in numbers.items()}
 
 
 class TaskEvaluator:
@@ -114,7 +114,7 @@ class TaskEvaluator:
 
     def _named(self, model: str) -> str:
         """The name we asked for: a plane may put the provider in front of it, or leave that out."""
-        return next((asked for asked in self.models if asked.rpartition("/")[2] == model.rpartition("/")[2]), model)
+        return next((name for name in self.models if name.rpartition("/")[2] == model.rpartition("/")[2]), model)
 
 
 async def evaluate_task(task_config: dict[str, Any], api_key: str | None = None, **options: Any) -> Evaluation:

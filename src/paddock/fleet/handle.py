@@ -96,6 +96,8 @@ class InstanceHandle(SdkCalls):
         except FleetError as error:
             self._announce(bus, type(error).__name__, str(error))
 
-    def _announce(self, bus: Bus, kind: str, said: str) -> None:
-        logger.warning("[%s] instance %s is not ended yet: %s", self.context.label, self.instance_id, said)
-        bus.emit(CloseFailed(context=self.context, error_type=kind, error_message=said, instance_id=self.instance_id))
+    def _announce(self, bus: Bus, kind: str, message: str) -> None:
+        logger.warning("[%s] instance %s is not ended yet: %s", self.context.label, self.instance_id, message)
+        bus.emit(
+            CloseFailed(context=self.context, error_type=kind, error_message=message, instance_id=self.instance_id)
+        )

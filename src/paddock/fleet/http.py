@@ -107,10 +107,10 @@ async def send(
     if refused is not None:
         stated = read_error(reply.body)[1]
         rest = {name: value for name, value in refused.items() if name != "success"}
-        said = redact(shown(message_of(rest) or "no reason given"))
+        reason = redact(shown(message_of(rest) or "no reason given"))
         # The words count as they do in a 400: this is the same refusal under another status.
         passing = may_pass(400, refused, stated) is True
-        raise RequestRefused(f"{method} {url} refused: {said}", detail=refused, retryable=passing)
+        raise RequestRefused(f"{method} {url} refused: {reason}", detail=refused, retryable=passing)
     return reply
 
 

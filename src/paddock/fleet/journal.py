@@ -150,7 +150,7 @@ class DeadJournal:
 @contextmanager
 def dead_journals() -> Iterator[list[DeadJournal]]:
     """The journals whose owners are dead, locked until the block ends: each has one recoverer at a time."""
-    found: list[DeadJournal] = []
+    journals: list[DeadJournal] = []
     files: list[int] = []
     try:
         for path in sorted(leases_folder().glob(f"*{SUFFIX}")):
@@ -162,10 +162,10 @@ def dead_journals() -> Iterator[list[DeadJournal]]:
                     continue
                 journal = DeadJournal(path, file)
                 if journal.records:
-                    found.append(journal)
+                    journals.append(journal)
                 else:
                     path.unlink(missing_ok=True)
-        yield found
+        yield journals
     finally:
         for file in files:
             os.close(file)
@@ -173,11 +173,11 @@ def dead_journals() -> Iterator[list[DeadJournal]]:
 
 def written_instances(address: PlaneAddress) -> set[str]:
     """The instances of a plane that any process of this machine has written down, living or dead."""
-    found: set[str] = set()
+    instance_ids: set[str] = set()
     for path in leases_folder().glob(f"*{SUFFIX}"):
         records = _read(path).values()
-        found |= {each.instance for each in records if each.instance and each.belongs_to(address)}
-    return found
+        instance_ids |= {each.instance for each in records if each.instance and each.belongs_to(address)}
+    return instance_ids
 
 
 def _line(record: Record) -> str:

@@ -54,8 +54,8 @@ def _is_untouched(app: re.Match[str], section: str) -> bool:
         rf"<<< VERIFY_{re.escape(app[1])} <<<(.*?)>>> VERIFY_{re.escape(app[1])} >>>", section, re.DOTALL
     )
     text = block[1] if block else section
-    notes = [str(note) for found in _SUCCESSES.finditer(text) for note in _literal(found[1]) or ()]
-    notes += [found[1] for found in _PASS_LINE.finditer(text)]
+    notes = [str(note) for listed in _SUCCESSES.finditer(text) for note in _literal(listed[1]) or ()]
+    notes += [line[1] for line in _PASS_LINE.finditer(text)]
     if app[3].strip():
         notes.append(app[3])
     return bool(notes) and all(_UNTOUCHED.search(note) for note in notes)

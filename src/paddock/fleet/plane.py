@@ -124,15 +124,15 @@ class Plane:
         to `limit_seconds`, in the order of arrival; `waiting` is told how many are ahead, and since when.
         A cancelled caller is cancelled at once; the instance that may come of its request is ended in the background.
         """
-        began = asked = time.monotonic()
+        began = turn = time.monotonic()
         ticket = Ticket(self.address)
         failed: ProvisioningFailed | None = None
         try:
             while await ticket.wait(limit_seconds - (time.monotonic() - began), waiting):
-                asked = time.monotonic()
+                turn = time.monotonic()
                 try:
                     instance, queued = await self._create_when_allowed(wish, seconds, told)
-                    return instance, asked - began + queued
+                    return instance, turn - began + queued
                 except ProvisioningFailed as error:
                     if not isinstance(error.__cause__, InstanceLimit):
                         raise
@@ -141,9 +141,9 @@ class Plane:
         finally:
             ticket.leave()
         waited = time.monotonic() - began
-        said = f"no instance of {wish.env_key}: no place became free within {waited:.0f} s"
+        message = f"no instance of {wish.env_key}: no place became free within {waited:.0f} s"
         raise ProvisioningFailed(
-            said, hint="end instances (paddock fleet ls), raise the limit, or wait longer (limit_wait_s)"
+            message, hint="end instances (paddock fleet ls), raise the limit, or wait longer (limit_wait_s)"
         ) from (failed.__cause__ if failed is not None else None)
 
     async def _create_when_allowed(
@@ -183,18 +183,17 @@ class Plane:
     ) -> Instance:
         body, held = wish.body(), leases.current()
         attempts = Backoff(first=0.5, longest=8.0, attempts=self.backoff.attempts)
-
         lost = False
 
         async def attempt() -> Instance:
             nonlocal lost
             body["max_wait_seconds"] = int(min(max(budget.left - ANSWER_MARGIN, 0), LONGEST_CREATE_WAIT))
             # Until a try is known to have been refused, it may have made an instance.
-            known, lost = lost, True
+            was_lost, lost = lost, True
             try:
                 instance = await self._create_once(body, lease, budget)
             except FleetError as error:
-                lost = known or error.ran is not False
+                lost = was_lost or error.ran is not False
                 raise
             lost = False
             if instance.has_ended:
@@ -319,9 +318,8 @@ class Plane:
     async def repeat_create(self, env_key: str, run_id: str, request_id: str, *, seconds: float) -> str | None:
         """The id of the instance that an earlier create under this request id made.
 
-        If it made none, one is made now, with a short time to live: end it. From then on the plane makes none for
-        the earlier create, however late that arrives. None if the plane refuses such a create for good. Raises
-        FleetError if neither is certain.
+        If it made none, one is made now, with a short time to live: end it. The earlier create then makes none,
+        however late it arrives. None if the plane refuses such a create. Raises FleetError if neither is certain.
         """
         wish = InstanceWish(env_key=env_key, ttl_seconds=REPEATED_TTL, run_id=run_id)
         body = {**wish.body(), "max_wait_seconds": 0}

@@ -86,8 +86,8 @@ async def _end(plane: Plane, record: Record) -> list[str]:
     ended: list[str] = []
     if record.is_own_run:
         # The process that made up this run id is dead: what nobody else has written down was its own.
-        known = written_instances(plane.address)
-        orphans = [each.instance_id for each in listed if not each.has_ended and each.instance_id not in known]
+        owned = written_instances(plane.address)
+        orphans = [each.instance_id for each in listed if not each.has_ended and each.instance_id not in owned]
         ended = await _delete(plane, orphans)
     # What the list does not show may still come: only the create itself, sent again, settles it.
     made = await plane.repeat_create(record.env_key, record.run, record.request, seconds=ATTEMPT_SECONDS)

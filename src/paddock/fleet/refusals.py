@@ -44,11 +44,11 @@ def message_of(detail: Any) -> Any:
     if not isinstance(detail, dict):
         return detail
     for name in ("message", "error", "detail", "reason"):
-        found = detail.get(name)
-        if isinstance(found, dict):
-            return message_of(found)
-        if found:
-            return found
+        words = detail.get(name)
+        if isinstance(words, dict):
+            return message_of(words)
+        if words:
+            return words
     return detail
 
 

@@ -42,8 +42,8 @@ class VerifierAnswer:
 
     @classmethod
     def read(cls, document: dict[str, Any]) -> VerifierAnswer:
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in document.items() if name in known})
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in document.items() if name in names})
 
 
 class SdkCalls:
