@@ -159,6 +159,28 @@ def test_a_client_that_ends_with_its_loop_frees_its_slot(
     assert lives
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_that_outlived_its_loop_frees_its_slot(
+    serve: Serve, lives: list[Watched], kind: str, warned: list[str]
+) -> None:
+    env = of_url(serve(Adder, max_sessions=2).url, kind)
+    asyncio.run(begin(env))
+    del env
+    gc.collect()
+    wait_until(lambda: all(life.closes for life in lives), 4)
+    assert lives
+
+
+def test_a_vector_that_is_not_open_says_so(serve: Serve) -> None:
+    async def main() -> None:
+        envs = VectorClient(serve(Adder).url, 2)
+        for call in (envs.reset_all(), envs.step_all([{"amount": 1}] * 2)):
+            with pytest.raises(ClientError, match="is not open"):
+                await call
+
+    asyncio.run(main())
+
+
 def test_a_client_may_be_collected_on_another_thread(serve: Serve, lives: list[Watched], warned: list[str]) -> None:
     server = serve(Adder)
 

@@ -87,6 +87,11 @@ def _let_go(abandon: Callable[[], bool], loop: asyncio.AbstractEventLoop, pid: i
 
 
 def _abandon(abandon: Callable[[], bool], name: str) -> None:
-    if abandon():
+    try:
+        was_open = abandon()
+    except RuntimeError:
+        # Its loop has ended, and cannot close the connection: the collector does.
+        was_open = True
+    if was_open:
         hint = "use it in `async with`, or call close()"
         warnings.warn(f"a {name} with an open session was never closed; {hint}", ResourceWarning, stacklevel=2)

@@ -169,6 +169,7 @@ class VectorClient:
         if seeds is not None and len(seeds) != self.sessions:
             raise ClientError(f"{len(seeds)} seeds for {self.sessions} sessions", hint="give one seed per session")
         self._ownership.check(self, self._abandon)
+        self._check_open()
         await self._revive()
         own = [{"seed": seed} for seed in seeds] if seeds is not None else [{}] * self.sessions
         messages = {i: {"type": "reset", "data": {**arguments, **own[i]}} for i in range(self.sessions)}
@@ -197,11 +198,16 @@ class VectorClient:
             return
         await asyncio.gather(*(trunk.close() for trunk in self._trunks), *(env.close() for env in self._foreign))
 
+    def _check_open(self) -> None:
+        if not self._lanes and not self._foreign:
+            raise ClientError("the client is not open", hint="use it in `async with`, or await open() first")
+
     async def _ask_all(
         self, messages: Mapping[int, dict[str, Any] | InvalidMessage], timeout: float | None
     ) -> list[Result]:
         """The answers to messages, by session. What is no message but an error already is its own answer."""
         self._ownership.check(self, self._abandon)
+        self._check_open()
         limit = self.timeouts.request if timeout is None else timeout
         for index in messages:
             if not 0 <= index < self.sessions:
@@ -266,7 +272,14 @@ class VectorClient:
 
 
 def _abandon_all(trunks: list[Trunk]) -> bool:
-    return any([trunk.abandon() for trunk in trunks])
+    was_open = False
+    for trunk in trunks:
+        try:
+            was_open |= trunk.abandon()
+        except RuntimeError:
+            # The loop has ended, and cannot close the connection: the collector does.
+            was_open = True
+    return was_open
 
 
 def _step_message(action: Any) -> dict[str, Any] | InvalidMessage:

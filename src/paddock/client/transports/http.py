@@ -156,7 +156,9 @@ class HttpTransport:
     def abandon(self) -> bool:
         """Leave without waiting for anything. The session is ended from a thread: the loop may be about to end."""
         session, self._session = self._session, None
-        self._connection.abandon()
+        with suppress(RuntimeError):
+            # Raised if the loop has ended already.
+            self._connection.abandon()
         if session is not None:
             leave = partial(_close_forgotten, self.base, self._headers, session)
             with suppress(RuntimeError):
