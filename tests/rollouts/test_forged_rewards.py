@@ -3,11 +3,14 @@
 First tests that trust the program: what holds without their cooperation. Then tests that use `paddock-run`.
 """
 
+import errno
 import io
+import platform
 import tarfile
 
 import pytest
 
+from paddock.rollouts.sandbox import seccomp
 from rollouts.played import needs_bwrap
 from rollouts.test_verifier import sealed, verdict
 
@@ -345,3 +348,33 @@ def test_a_link_in_a_folder_that_cannot_be_listed_is_found() -> None:
     hides = "os.mkdir('out'); os.symlink('/tests/check.py', 'out/answer'); os.chmod('out', 0o311)"
     script = "paddock-run python3 prog.py; " + COMPARES.replace("answer", "out/answer")
     assert score(hides, script) is None
+
+
+# -- where the host forbids mounts ------------------------------------------------------------------------
+
+MOUNT = {"x86_64": 165, "aarch64": 40}
+
+
+@pytest.fixture
+def no_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter in force from the first line of the supervisor on, as a security module of the host would be."""
+    refuse = seccomp.instruction(seccomp.RETURN, seccomp.REFUSE | errno.EPERM)
+    lines = [seccomp.instruction(seccomp.LOAD, seccomp.NUMBER), *seccomp.when(MOUNT[platform.machine()], [refuse])]
+    program = b"".join([*lines, seccomp.instruction(seccomp.RETURN, seccomp.ALLOW)])
+    monkeypatch.setattr(seccomp, "program", lambda: program)
+
+
+@pytest.mark.usefixtures("no_mounts")
+def test_without_mounts_no_command_runs_unprotected() -> None:
+    said = verdict(f"paddock-run touch made; echo $?; ls; echo 1 > {REWARD}")
+    assert (said.stdout, said.reward.value) == ("125\nanswer\n", None)
+    assert "this host forbids mounts" in (said.reward.reason or "")
+    assert verdict(f"echo 1 > {REWARD}").reward.value == 1.0
+
+
+@pytest.mark.usefixtures("no_mounts")
+@pytest.mark.parametrize(
+    "attack", ["replaces the folder", "replaces the folder above", "replaces the home", "links the folder"]
+)
+def test_without_mounts_a_replaced_folder_is_found_out(attack: str) -> None:
+    assert score(ENFORCED[attack], timeout=3.0) in (0.0, None)

@@ -187,3 +187,9 @@ def test_outputs_that_are_one_keep_their_order() -> None:
 def test_a_file_as_input_arrives_whole_and_can_be_searched() -> None:
     assert run("head -c 3000000 /dev/urandom > big; paddock-run cat < big | cmp - big").exit_code == 0
     assert said("echo abc > f; paddock-run python3 -c 'import os; print(os.lseek(0, 0, 2))' < f") == "4\n"
+
+
+def test_a_closed_input_or_output_is_an_empty_one() -> None:
+    done = run("paddock-run sh -c 'cat; readlink /proc/self/fd/0; echo x >&2' <&- 2>&-")
+    assert (done.exit_code, done.stdout) == (0, b"/dev/null\n")
+    assert run("paddock-run sh -c 'echo x' >&-").exit_code == 0

@@ -131,7 +131,7 @@ class Rewards:
             before = [self.state(name) for name in (*self.names, ".")]
             left = settle(pids)
             if left:
-                return "when the tests ended, " + ", ".join(left)
+                return f"when the tests ended, {', '.join(left)}: tests must end what they start"
             if [self.state(name) for name in (*self.names, ".")] != before:
                 return "the reward was changed after the tests had ended"
             return self.wrong_folder() or next(filter(None, map(self.wrong_file, self.names)), "")

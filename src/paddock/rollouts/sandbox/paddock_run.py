@@ -139,7 +139,18 @@ def ended(line: _socket.socket) -> int:
     return int(words)
 
 
+def open_standard() -> None:
+    """Where the caller has closed an input or output, nothing of ours may take its number."""
+    while True:
+        opened = os.open(os.devnull, os.O_RDWR)
+        if opened > 2:
+            os.close(opened)
+            return
+        os.set_inheritable(opened, True)
+
+
 def main() -> None:
+    open_standard()
     most, words = parse(sys.argv[1:])
     line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     for number in PASSED_ON:

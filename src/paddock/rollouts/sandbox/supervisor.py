@@ -96,7 +96,7 @@ class Supervisor:
         try:
             self.guard.fence(self.home)
         except OSError as error:
-            self.unfenced = error.strerror or str(error)
+            self.unfenced = f"this host forbids mounts inside of a sandbox ({error.strerror or error})"
             self.send(f"0 unfenced {self.unfenced}")
         self.run_requests = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_NONBLOCK)
         self.run_requests.bind("\0paddock-run")
