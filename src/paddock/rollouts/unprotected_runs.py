@@ -1,8 +1,9 @@
 """Finds where a task's tests run a program of the agent without `paddock-run`. Reads the tests, runs nothing.
 
 It looks for what most tests do: shell lines and calls of `subprocess` that start something from the work folder, and
-imports of modules that the agent writes. It does not follow variables, so it can overlook a run; what it reports is
-almost always one.
+imports of modules that the agent writes. `python3 -m` and `python3 -c` look for modules in the work folder first, so
+an agent's `json.py` or `pytest.py` would be run. It does not follow variables, so it can overlook a run; what it
+reports is almost always one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ RUNS_THE_FOLDER = re.compile(r"(make|p?npm|npx|yarn|cargo|go|mvn|gradle|tox|nox|
 WRAPPERS = re.compile(r"exec|time|nice|env|command|nohup|setsid|stdbuf|timeout|sudo|xargs|!|then|do|else|if|while")
 WRAPPER_OPTION = re.compile(r"-|[\d.]+[smh]?$")
 CALLS = frozenset(["run", "Popen", "call", "check_call", "check_output", "system", "popen"])
-WORK = ("/home/user", "~", "$HOME", "$PWD", "$(pwd)")
+WORK = ("/home/user", "$PWD", "$(pwd)")
+"""Not the home of the tests, which is another folder."""
+IMPORTS_BY_NAME = frozenset(["import_module", "__import__", "run_module", "run_path", "spec_from_file_location"])
+LOADED_AT_START = frozenset([*sys.builtin_module_names, "os", "io", "abc", "stat", "codecs", "site", "__future__"])
+"""What an interpreter has imported before it looks into the work folder."""
+FROM_THE_FOLDER = "(it imports from the work folder first: add -I)"
+CODE_LAST = re.compile(r"-[a-zA-Z]+[cm]")
+"""Options in one word, such as `-Ic` or `-lc`."""
+IGNORES_THE_FOLDER = re.compile(r"-[a-zA-Z]*[IP][a-zA-Z]*")
 UNKNOWN = "$unknown"
 OPERATORS = ";|&()<>"
 SUBSTITUTION = re.compile(r"\$\((.+)\)|`(.+)`")
@@ -77,20 +86,33 @@ def agent_modules(task: Task) -> frozenset[str]:
 
 
 def in_shell(text: str, modules: frozenset[str]) -> Iterator[tuple[int, str]]:
-    until: str | None = None
     elsewhere = False
-    lines = text.split("\n")
-    for number, line in enumerate(lines, start=1):
-        if until is not None:
-            until = None if line.strip() == until else until
-            continue
-        heredoc = HEREDOC.search(line)
-        until = heredoc[1] if heredoc else None
+    for number, line, given in shell_lines(text):
         for words in simple_commands(line):
             if words[:1] == ["cd"] and len(words) > 1:
                 elsewhere = words[1].startswith(("/tests", "/tmp", "$TMP")) or "dirname" in line
-            elif not elsewhere and runs_the_agents(words, modules):
+            elif elsewhere:
+                continue
+            elif runs_the_agents(words, modules) or (reads_program(words) and any(in_python(given, modules))):
                 yield number, line.strip()
+            elif "PYTHONSAFEPATH" not in text and imports_from_the_folder(words, given):
+                yield number, f"{line.strip()} {FROM_THE_FOLDER}"
+
+
+def shell_lines(text: str) -> Iterator[tuple[int, str, str]]:
+    """Each line with its number and the text that is its input (a here-document). Continued lines are one."""
+    lines = iter(enumerate(text.split("\n"), start=1))
+    for number, line in lines:
+        while line.endswith("\\"):
+            line = line[:-1] + next(lines, (0, ""))[1]
+        heredoc = HEREDOC.search(line)
+        given = []
+        while heredoc:
+            _, inner = next(lines, (0, heredoc[1]))
+            if inner.strip() == heredoc[1]:
+                break
+            given.append(inner)
+        yield number, line, "\n".join(given)
 
 
 def simple_commands(line: str) -> list[list[str]]:
@@ -132,6 +154,48 @@ def runs_the_agents(words: list[str], modules: frozenset[str]) -> bool:
     return bool(INTERPRETERS.fullmatch(program)) and interprets_the_agents(program, rest, modules)
 
 
+def python_options(words: list[str]) -> list[str] | None:
+    """What follows `python3`; None for another program, or if it leaves the work folder out."""
+    words = without_wrappers(words)
+    if not words or not PYTHON.fullmatch(words[0].rpartition("/")[2]):
+        return None
+    options = words[1:]
+    while options and options[0].startswith("-") and options[0] not in ("-c", "-m", "-"):
+        if IGNORES_THE_FOLDER.fullmatch(options[0]):
+            return None
+        options = options[1:]
+    return options
+
+
+def reads_program(words: list[str]) -> bool:
+    """Whether it is a Python that runs what its input says."""
+    words = without_wrappers(words)
+    if not words or not PYTHON.fullmatch(words[0].rpartition("/")[2]):
+        return False
+    return next((word for word in words[1:] if not word.startswith("-") or word == "-"), "-") in (
+        "-",
+        "<<",
+        "<<-",
+        "<<<",
+    )
+
+
+def imports_from_the_folder(words: list[str], given: str) -> bool:
+    """Whether a Python that runs code of the tests looks for its modules in the work folder."""
+    options = python_options(words)
+    if options is None:
+        return False
+    if options[:1] == ["-m"]:
+        return len(options) > 1
+    code = options[1] if options[:1] == ["-c"] and len(options) > 1 else given if reads_program(words) else ""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return any(name not in LOADED_AT_START for node in imports for name in imported(node))
+
+
 def without_wrappers(words: list[str]) -> list[str]:
     while words:
         first = words[0]
@@ -146,6 +210,10 @@ def without_wrappers(words: list[str]) -> list[str]:
 
 def interprets_the_agents(program: str, rest: list[str], modules: frozenset[str]) -> bool:
     for position, word in enumerate(rest):
+        if CODE_LAST.fullmatch(word):
+            word = f"-{word[-1]}"
+        if word == "-n" and not PYTHON.fullmatch(program):
+            return False
         if word == "-c":
             code = rest[position + 1] if position + 1 < len(rest) else ""
             if PYTHON.fullmatch(program):
@@ -188,14 +256,29 @@ def in_python(text: str, modules: frozenset[str]) -> Iterator[tuple[int, str]]:
                     yield node.lineno, f"import {name} (into the process of the tests)"
         elif isinstance(node, ast.Call) and called_name(node) in CALLS and node.args:
             words = spelled(node.args[0])
+            shown = " ".join(word.replace(UNKNOWN, "…") for word in words)[:100]
             if words and runs_the_agents(words, modules):
-                yield node.lineno, " ".join(word.replace(UNKNOWN, "…") for word in words)[:100]
+                yield node.lineno, shown
+            elif words and imports_from_the_folder(words, ""):
+                yield node.lineno, f"{shown} {FROM_THE_FOLDER}"
+        elif isinstance(node, ast.Call) and imported_by_name(node) & modules:
+            yield node.lineno, f"{ast.unparse(node)[:100]} (into the process of the tests)"
 
 
 def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name.partition(".")[0] for alias in node.names]
     return [(node.module or "").partition(".")[0]] if not node.level else []
+
+
+def imported_by_name(node: ast.Call) -> set[str]:
+    """Names of modules in a call such as `importlib.import_module("prog")` or `runpy.run_path("prog.py")`."""
+    function = node.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    if name not in IMPORTS_BY_NAME:
+        return set()
+    texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    return {PurePosixPath(text).name.partition(".")[0] for text in texts}
 
 
 def called_name(node: ast.Call) -> str:
