@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rollouts.played import needs_bwrap, wait_until
+
 INTERRUPTS = """
 import os, signal, sys
 
@@ -89,3 +91,23 @@ def test_an_interrupt_ends_a_check_that_runs_with_130(tmp_path: Path) -> None:
         started.send_signal(signal.SIGINT)
         rest = started.stderr.read()
     assert (started.returncode, rest.strip()) == (130, "error: interrupted")
+
+
+@needs_bwrap
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_check_leaves_no_sandbox(tmp_path: Path, number: signal.Signals) -> None:
+    task = tmp_path / "task"
+    for folder in ("tests", "solution", "temporary"):
+        (task / folder).mkdir(parents=True)
+    (task / "instruction.md").write_text("Do nothing.")
+    (task / "tests" / "test.sh").write_text("sleep 60")
+    (task / "solution" / "solve.sh").write_text("sleep 60")
+    temporary = task / "temporary"
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    words = [sys.executable, "-m", "paddock", "check", str(task)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as started:
+        wait_until(lambda: any(temporary.glob("paddock-sb-*")))
+        started.send_signal(number)
+        _, words_of_end = started.communicate(timeout=30)
+    assert (started.returncode, words_of_end.strip()) == (130, "error: interrupted")
+    assert list(temporary.glob("paddock-sb-*")) == []

@@ -20,7 +20,7 @@ from paddock.cli import counted, note, print_json, refuse_unused
 from paddock.cli.fleet_look import envs, ls, report, rm
 from paddock.cli.fleet_place import KEY_FILE, address_left, default_state, state_option
 from paddock.cli.fleet_run import run
-from paddock.cli.interrupts import raise_on_interrupt
+from paddock.cli.interrupts import interruptible, raise_on_interrupt
 from paddock.errors import ConfigError, TargetError
 
 if TYPE_CHECKING:
@@ -130,7 +130,8 @@ def up(
         refuse_unused("store", why="the page is not offered", hint="add --web")
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     folder = (state or default_state()).expanduser().resolve()
-    hosted = described(read_environments(with_usual(environments)))
+    with interruptible():
+        hosted = described(read_environments(with_usual(environments)))
     settings = PlaneSettings(
         state=folder,
         environments=hosted,

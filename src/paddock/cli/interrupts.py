@@ -5,8 +5,8 @@ module leaves it half made, which can end in a segmentation fault, and one in a 
 swallowed. Before a command works there is nothing to put away, so the process ends at once; SIGTERM does by default.
 
 So every command starts with `exit_on_interrupt`. One that has something to put away imports what it needs, and then
-works in `run_async` or calls `raise_on_interrupt`. In a running event loop an import is safe: there Ctrl-C cancels a
-task, and raises nothing.
+works in `run_async` or `interruptible`, or serves after `raise_on_interrupt`. In a running event loop an import is
+safe: there Ctrl-C cancels a task, and raises nothing.
 """
 
 from __future__ import annotations
@@ -39,20 +39,28 @@ def raise_on_interrupt() -> None:
 
 
 def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """`asyncio.run`, which Ctrl-C cancels. Afterwards it ends the process at once again, if it did so before."""
+    """`asyncio.run`, which Ctrl-C and SIGTERM cancel."""
     import asyncio
 
-    exits = signal.getsignal(signal.SIGINT) is _exit
-    raise_on_interrupt()
-    try:
+    with interruptible():
         return asyncio.run(work)
-    finally:
-        if exits:
-            exit_on_interrupt()
 
 
 @contextmanager
-def loop_handlers() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt inside. Outside they end the process at once, if they did before."""
+    if signal.getsignal(signal.SIGINT) is not _exit:
+        yield
+        return
+    with restored_handlers():
+        raise_on_interrupt()
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        yield
+
+
+@contextmanager
+def restored_handlers() -> Iterator[None]:
     """Puts back what was there, which a loop with signal handlers of its own does not do when it is closed."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

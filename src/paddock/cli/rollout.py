@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.cli import INTERRUPTED, complain, note, print_json, refuse_unused
-from paddock.cli.interrupts import loop_handlers, run_async
+from paddock.cli.interrupts import restored_handlers, run_async
 from paddock.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ def run_until_signal(work: Coroutine[Any, Any, BatchResult]) -> BatchResult | No
         except asyncio.CancelledError:
             return None
 
-    with loop_handlers():
+    with restored_handlers():
         return asyncio.run(guarded())
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.cli import counted, note, print_json
-from paddock.cli.interrupts import raise_on_interrupt
+from paddock.cli.interrupts import interruptible
 from paddock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -123,10 +123,10 @@ def written(
 ) -> int:
     from paddock.rollouts.export.stream import export
 
-    raise_on_interrupt()
     target = out / f"rollouts.{form if form == 'parquet' else 'jsonl'}" if out is not None and out.is_dir() else out
     try:
-        report = export(store, form, target or sys.stdout.buffer, keys=keys, policy=policy, progress=advance)
+        with interruptible():
+            report = export(store, form, target or sys.stdout.buffer, keys=keys, policy=policy, progress=advance)
     except OSError as error:
         if target is None:
             raise
