@@ -22,6 +22,62 @@ serve(Echo, port=0, workers=2)
 """
 
 
+STANDS_STILL = """
+import os, signal
+from paddock.config import Limits, ServerConfig
+from paddock.envs.echo import Echo
+from paddock.server import supervisor
+from paddock import serve
+
+supervisor.LAST_SECONDS = 0.5
+def stand_still(app, sockets):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    os.write(1, b"here\\n")
+    os.kill(os.getpid(), signal.SIGSTOP)
+supervisor.run = stand_still
+serve(Echo, port=0, workers=2, config=ServerConfig(limits=Limits(drain_grace=0.1)))
+"""
+FORK_FAILS = """
+import os
+from paddock.envs.echo import Echo
+from paddock.server import supervisor
+from paddock import serve
+
+supervisor.LONGEST_PAUSE = 0.05
+supervisor.run = lambda app, sockets: os.write(1, b"here\\n")
+fork, failures = os.fork, [OSError(11, "none left")] * 2
+def fork_or_fail():
+    if failures:
+        raise failures.pop()
+    return fork()
+os.fork = fork_or_fail
+serve(Echo, port=0, workers=2, announce=lambda _: None)
+"""
+
+
+def test_a_worker_that_stands_still_does_not_keep_the_server_from_ending() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STANDS_STILL], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as server:
+        assert server.stdout is not None
+        assert [server.stdout.readline() for _ in range(2)] == [b"here\n"] * 2
+        server.terminate()
+        _, log = server.communicate(timeout=10)
+    assert server.returncode == 1
+    assert log.count(b"it is killed") == 2
+
+
+def test_a_worker_that_cannot_be_forked_is_started_later() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORK_FAILS], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as server:
+        assert server.stdout is not None
+        assert [server.stdout.readline() for _ in range(2)] == [b"here\n"] * 2
+        server.terminate()
+        _, log = server.communicate(timeout=10)
+    assert log.count(b"could not be started") == 2
+
+
 def test_workers_that_cannot_start_are_given_up() -> None:
     ended = subprocess.run([sys.executable, "-c", BROKEN_AT_START], capture_output=True, text=True, timeout=30)
     assert ended.returncode != 0

@@ -16,6 +16,7 @@ import socket
 import tempfile
 import time
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -40,6 +41,8 @@ EARLY_SECONDS = 10.0
 """A worker that ends sooner has failed at its start."""
 MOST_EARLY_ENDS = 8
 """In a row, of the same worker."""
+LAST_SECONDS = 30.0
+"""Beside `drain_grace`, for a worker to close its environments and end. One that stands still is killed then."""
 
 
 def serve_workers(app: Any, host: str, port: int, workers: int, announce: Callable[[str], None] | None) -> None:
@@ -74,12 +77,14 @@ class Supervisor:
         """When each worker that ended is to be started again."""
         self._started: dict[int, float] = {}
         self._early_ends: dict[int, int] = {}
-        self._stopping = False
+        self._kill_at: float | None = None
+        """When workers that have not ended by then are killed; None unless all are to end."""
+        self._killed: set[int] = set()
         self._insides = [self._inside(number) for number in range(len(listening))]
         self._woken, self._wake = os.pipe()
 
     def is_stopping(self) -> bool:
-        return self._stopping
+        return self._kill_at is not None
 
     def run(self) -> None:
         os.set_blocking(self._wake, False)
@@ -94,16 +99,25 @@ class Supervisor:
             self._wait()
             self._reap()
             now = time.monotonic()
+            if self._kill_at is not None and self._kill_at <= now:
+                self._kill_all()
             for number in [number for number, due in self._due.items() if due <= now]:
                 del self._due[number]
                 self._start(number)
         signal.set_wakeup_fd(-1)
+        if self._killed:
+            raise PaddockError(
+                f"{len(self._killed)} of the workers did not end and were killed",
+                hint="their environments were not closed; the log tells more",
+            )
         if not self.is_stopping():
             raise PaddockError("no worker could be kept running", hint="the log tells why each of them ended")
 
     def _wait(self) -> None:
-        """Until a signal arrives, or a worker is to be started."""
-        pause = max(min(self._due.values()) - time.monotonic(), 0) if self._due else None
+        """Until a signal arrives, or a worker is to be started or killed."""
+        times = [*self._due.values(), *([] if self._kill_at is None else [self._kill_at])]
+        until = min(times, default=inf)
+        pause = None if until == inf else max(until - time.monotonic(), 0)
         select.select([self._woken], [], [], pause)
         with suppress(BlockingIOError):
             while os.read(self._woken, 4096):
@@ -141,6 +155,9 @@ class Supervisor:
                 self._be_worker(number)
             self.workers[pid] = number
             self._started[number] = time.monotonic()
+        except OSError as error:
+            logger.error("worker %d could not be started, which is tried again: %s", number, error)
+            self._due[number] = time.monotonic() + LONGEST_PAUSE
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         if self.is_stopping():
@@ -191,8 +208,18 @@ class Supervisor:
         self.table.put(number, GIVEN_UP, 1)
         self.listening[number].close()
 
+    def _kill_all(self) -> None:
+        """End the workers that are left: they stand still, or wait for something that does not happen."""
+        self._kill_at = inf
+        for pid, number in self.workers.items():
+            logger.error("worker %d has not ended in time: it is killed", number)
+            self._killed.add(number)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def _stop(self, *_: object) -> None:
-        self._stopping = True
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + self.app.state.service.config.limits.drain_grace + LAST_SECONDS
         for pid in self.workers:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
