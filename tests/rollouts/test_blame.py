@@ -14,19 +14,19 @@ UP = AgentTime(0.0, 100.0, timed_out=True)
 
 
 def answered(began: float, ended: float, **changes: Any) -> CallSummary:
-    given = {"attempt_began": began, "first_byte": began + 1, "last_byte": ended, "status": 200, **changes}
-    return CallSummary(began, ended=ended, **given)
+    options = {"attempt_began": began, "last_byte": ended, **changes}
+    return CallSummary(began, ended=ended, **options)
 
 
 def refused(began: float, ended: float, status: int = 429, **changes: Any) -> CallSummary:
-    given = {"attempt_began": began, "fault": "endpoint", "error": f"no: {status}", **changes}
-    return CallSummary(began, ended=ended, status=status, **given)
+    options = {"attempt_began": began, "fault": "endpoint", "error": f"no: {status}", **changes}
+    return CallSummary(began, ended=ended, **options)
 
 
 def in_flight(began: float, last_byte: float | None = None, **changes: Any) -> CallSummary:
     """It was cut off when the time was up."""
-    given = {"attempt_began": began, "first_byte": last_byte, "last_byte": last_byte, "ended": 100.1, **changes}
-    return CallSummary(began, unanswered=True, error="the call was cut off", **given)
+    options = {"attempt_began": began, "last_byte": last_byte, "ended": 100.1, **changes}
+    return CallSummary(began, unanswered=True, error="the call was cut off", **options)
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,10 @@ class CallSummary:
     began: float
     attempt_began: float | None = None
     """The last attempt at it. None before the first, and while it waits after a refusal."""
-    first_byte: float | None = None
-    """Of that attempt, as is `last_byte`."""
     last_byte: float | None = None
+    """Of that attempt."""
     ended: float | None = None
     streamed: bool = True
-    status: int | None = None
     error: str | None = None
     fault: Blamed | None = None
     unanswered: bool = False

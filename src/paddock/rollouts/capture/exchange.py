@@ -69,24 +69,20 @@ class CallTimes:
 
     began: float = field(default_factory=time.monotonic)
     attempt_began: float | None = None
-    first_byte: float | None = None
     last_byte: float | None = None
     ended: float | None = None
     streamed: bool = True
     fault: Blamed | None = None
 
     def begin_attempt(self, *, streamed: bool) -> None:
-        self.attempt_began, self.streamed = time.monotonic(), streamed
-        self.first_byte = self.last_byte = None
+        self.attempt_began, self.streamed, self.last_byte = time.monotonic(), streamed, None
 
     def hear(self) -> None:
         self.last_byte = time.monotonic()
-        if self.first_byte is None:
-            self.first_byte = self.last_byte
 
     def pause(self) -> None:
         """The attempt was refused or broke."""
-        self.attempt_began = self.first_byte = self.last_byte = None
+        self.attempt_began = self.last_byte = None
 
 
 @dataclass(slots=True)

@@ -129,7 +129,7 @@ class Capture:
     def _summary(self, call: Call) -> CallSummary:
         times = asdict(self._times[call.id])
         error = None if call.error is None else self._mask.text(call.error)
-        return CallSummary(**times, status=call.status, error=error, unanswered=call.aborted)
+        return CallSummary(**times, error=error, unanswered=call.aborted)
 
     def log_tail(self, count: int = 4096) -> str:
         """The last `count` characters of what happened, one line each."""
