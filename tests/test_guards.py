@@ -134,9 +134,10 @@ def closure(name: str) -> set[str]:
 # -- direction ------------------------------------------------------------------------------------
 
 # What a part may import, beside itself. Above them all stand the command line and the shipped extras.
-BASE = {"errors", "types", "config", "distribution"}
+BASE = {"errors", "types", "config", "distribution", "bpf"}
 ALLOWED = {
     "distribution": set(),
+    "bpf": set(),
     "errors": set(),
     "types": {"errors"},
     "config": {"errors"},

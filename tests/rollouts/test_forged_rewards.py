@@ -3,13 +3,13 @@
 First tests that trust the program: what holds without their cooperation. Then tests that use `paddock-run`.
 """
 
-import errno
 import io
 import platform
 import tarfile
 
 import pytest
 
+from paddock import bpf
 from paddock.rollouts.sandbox import seccomp
 from rollouts.played import needs_bwrap
 from rollouts.test_verifier import sealed, verdict
@@ -358,9 +358,8 @@ MOUNT = {"x86_64": 165, "aarch64": 40}
 @pytest.fixture
 def no_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A filter in force from the first line of the supervisor on, as a security module of the host would be."""
-    refuse = seccomp.instruction(seccomp.RETURN, seccomp.REFUSE | errno.EPERM)
-    lines = [seccomp.instruction(seccomp.LOAD, seccomp.NUMBER), *seccomp.when(MOUNT[platform.machine()], [refuse])]
-    program = b"".join([*lines, seccomp.instruction(seccomp.RETURN, seccomp.ALLOW)])
+    lines = [bpf.instruction(bpf.LOAD, bpf.NUMBER), *bpf.when(MOUNT[platform.machine()], [bpf.refuse()])]
+    program = b"".join([*lines, bpf.allow()])
     monkeypatch.setattr(seccomp, "program", lambda: program)
 
 

@@ -87,15 +87,15 @@ def agent_modules(task: Task) -> frozenset[str]:
 
 def in_shell(text: str, modules: frozenset[str]) -> Iterator[tuple[int, str]]:
     elsewhere = False
-    for number, line, given in shell_lines(text):
+    for number, line, input_text in shell_lines(text):
         for words in simple_commands(line):
             if words[:1] == ["cd"] and len(words) > 1:
                 elsewhere = words[1].startswith(("/tests", "/tmp", "$TMP")) or "dirname" in line
             elif elsewhere:
                 continue
-            elif runs_the_agents(words, modules) or (reads_program(words) and any(in_python(given, modules))):
+            elif runs_the_agents(words, modules) or (reads_program(words) and any(in_python(input_text, modules))):
                 yield number, line.strip()
-            elif "PYTHONSAFEPATH" not in text and imports_from_the_folder(words, given):
+            elif "PYTHONSAFEPATH" not in text and imports_from_the_folder(words, input_text):
                 yield number, f"{line.strip()} {FROM_THE_FOLDER}"
 
 
@@ -106,13 +106,13 @@ def shell_lines(text: str) -> Iterator[tuple[int, str, str]]:
         while line.endswith("\\"):
             line = line[:-1] + next(lines, (0, ""))[1]
         heredoc = HEREDOC.search(line)
-        given = []
+        body: list[str] = []
         while heredoc:
             _, inner = next(lines, (0, heredoc[1]))
             if inner.strip() == heredoc[1]:
                 break
-            given.append(inner)
-        yield number, line, "\n".join(given)
+            body.append(inner)
+        yield number, line, "\n".join(body)
 
 
 def simple_commands(line: str) -> list[list[str]]:
@@ -180,14 +180,14 @@ def reads_program(words: list[str]) -> bool:
     )
 
 
-def imports_from_the_folder(words: list[str], given: str) -> bool:
+def imports_from_the_folder(words: list[str], input_text: str) -> bool:
     """Whether a Python that runs code of the tests looks for its modules in the work folder."""
     options = python_options(words)
     if options is None:
         return False
     if options[:1] == ["-m"]:
         return len(options) > 1
-    code = options[1] if options[:1] == ["-c"] and len(options) > 1 else given if reads_program(words) else ""
+    code = options[1] if options[:1] == ["-c"] and len(options) > 1 else input_text if reads_program(words) else ""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError):

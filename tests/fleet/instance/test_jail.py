@@ -3,7 +3,8 @@ import struct
 
 import pytest
 
-from paddock.fleet.instance.verifier.jail import ALLOW, MACHINES, REFUSE, program
+from paddock.bpf import ALLOW, REFUSE
+from paddock.fleet.instance.verifier.jail import MACHINES, program
 
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 REFUSED = REFUSE | errno.EPERM

@@ -283,7 +283,7 @@ class Apart:
         made = sorted(self.guard.links_to_the_tests(self.work) - before)
         if made:
             name = made[0][len(self.work) + 1 :]
-            self.fail(f"a program that the tests ran made {name} a link to {os.readlink(made[0])}")
+            self.fail(f"a program that the tests ran made {name} a link to {self.guard.link_target(made[0])}")
 
 
 def unfit_descriptor(descriptor: int) -> str:

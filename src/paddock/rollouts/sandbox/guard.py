@@ -209,24 +209,35 @@ def leads_to_the_tests(folder: str, target: str) -> bool:
 
 def links_to_the_tests(folder: str) -> set[str]:
     """All such links below a folder."""
-    found = set()
-    waiting = [folder]
-    while waiting:
-        place = waiting.pop()
-        try:
-            for entry in entries(place):
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-                elif entry.is_symlink() and leads_to_the_tests(place, os.readlink(entry.path)):
-                    found.add(entry.path)
-        except OSError:
-            # It went away, or nobody can enter it.
-            continue
-    return found
+    links: set[str] = set()
+    folders = [folder]
+    while folders:
+        place = folders.pop()
+        for entry in entries(place):
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            elif entry.is_symlink() and leads_to_the_tests(place, link_target(entry.path)):
+                links.add(entry.path)
+    return links
+
+
+def link_target(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        # Another program removed it meanwhile.
+        return ""
 
 
 def entries(folder: str) -> list[os.DirEntry[str]]:
-    """Also of a folder that can be entered but not listed."""
+    """Also of a folder that can be entered but not listed; of one that went away, none."""
+    try:
+        return list_unlocked(folder)
+    except OSError:
+        return []
+
+
+def list_unlocked(folder: str) -> list[os.DirEntry[str]]:
     try:
         return list(os.scandir(folder))
     except PermissionError:

@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import errno
 import platform
-import struct
 from dataclasses import dataclass
+
+from paddock.bpf import JUMP_EQUAL, allow, argument, begin, instruction, refuse, when
 
 FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
 IO_URING = (425, 426, 427)
 
-LOAD, JUMP_EQUAL, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
-ALLOW, REFUSE = 0x7FFF0000, 0x00050000
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
 PIDFD_GETFD = 438
 TIOCSTI = 0x5412
-X32 = 0x40000000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +47,14 @@ def program(name: str | None = None) -> bytes | None:
     machine = MACHINES.get(name or platform.machine())
     if machine is None:
         return None
-    lines = [
-        *unless_equal(ARCHITECTURE, machine.audit, errno.ENOSYS),
-        instruction(LOAD, NUMBER),
-        instruction(JUMP_AT_LEAST, X32, 0, 1),
-        instruction(RETURN, REFUSE | errno.ENOSYS),
-    ]
+    lines = begin(machine.audit)
     for numbers, reason in ((IO_URING, errno.ENOSYS), (machine.refused, errno.EPERM)):
         for number in numbers:
-            lines += [instruction(JUMP_EQUAL, number, 0, 1), instruction(RETURN, REFUSE | reason)]
-    lines += [
-        instruction(JUMP_EQUAL, machine.socket, 1, 0),
-        instruction(RETURN, ALLOW),
-        instruction(LOAD, FIRST_ARGUMENT),
-    ]
+            lines += when(number, [refuse(reason)])
+    lines += [instruction(JUMP_EQUAL, machine.socket, 1, 0), allow(), argument(0)]
     for family in FAMILIES:
-        lines += [instruction(JUMP_EQUAL, family, 0, 1), instruction(RETURN, ALLOW)]
-    return b"".join([*lines, instruction(RETURN, REFUSE | errno.EAFNOSUPPORT)])
+        lines += [instruction(JUMP_EQUAL, family, 0, 1), allow()]
+    return b"".join([*lines, refuse(errno.EAFNOSUPPORT)])
 
 
 def program_for_tests(name: str | None = None) -> bytes | None:
@@ -74,46 +62,23 @@ def program_for_tests(name: str | None = None) -> bytes | None:
     machine = MACHINES.get(name or platform.machine())
     if machine is None:
         return None
-    refuse, allow = instruction(RETURN, REFUSE | errno.EPERM), instruction(RETURN, ALLOW)
-    lines = [*unless_equal(ARCHITECTURE, machine.audit, errno.ENOSYS), instruction(LOAD, NUMBER)]
+    lines = begin(machine.audit)
     for number in (*machine.reaches_others, PIDFD_GETFD):
-        lines += when(number, [refuse])
+        lines += when(number, [refuse()])
     # With the number of a process and a new limit; 0 is the caller itself, and without a new limit it only asks.
     lines += when(
         machine.prlimit,
         [
             argument(0),
             instruction(JUMP_EQUAL, 0, 0, 1),
-            allow,
+            allow(),
             argument(2),
             instruction(JUMP_EQUAL, 0, 0, 3),
             argument(2, upper=True),
             instruction(JUMP_EQUAL, 0, 0, 1),
-            allow,
-            refuse,
+            allow(),
+            refuse(),
         ],
     )
-    lines += when(machine.ioctl, [argument(1), instruction(JUMP_EQUAL, TIOCSTI, 0, 1), refuse, allow])
-    return b"".join([*lines, allow])
-
-
-def when(number: int, lines: list[bytes]) -> list[bytes]:
-    """`lines` for one system call; they must end in an answer. Any other call goes on behind them."""
-    return [instruction(JUMP_EQUAL, number, 0, len(lines)), *lines]
-
-
-def argument(place: int, *, upper: bool = False) -> bytes:
-    """Load 32 bits of an argument. Both machines store the lower half first."""
-    return instruction(LOAD, FIRST_ARGUMENT + 8 * place + 4 * upper)
-
-
-def unless_equal(offset: int, value: int, reason: int) -> list[bytes]:
-    return [
-        instruction(LOAD, offset),
-        instruction(JUMP_EQUAL, value, 1, 0),
-        instruction(RETURN, REFUSE | reason),
-    ]
-
-
-def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    return struct.pack("=HBBI", code, if_true, if_false, value)
+    lines += when(machine.ioctl, [argument(1), instruction(JUMP_EQUAL, TIOCSTI, 0, 1), refuse(), allow()])
+    return b"".join([*lines, allow()])

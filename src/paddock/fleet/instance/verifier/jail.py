@@ -18,6 +18,8 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 
+from paddock.bpf import JUMP_ANY_BIT, JUMP_EQUAL, allow, argument, begin, instruction, refuse, when
+
 MEBIBYTE = 1024 * 1024
 OPEN_FILES = 64
 
@@ -44,11 +46,6 @@ def limit_resources(memory_bytes: int, cpu_seconds: int, *, jailed: bool) -> Non
 
 
 # -- system calls -------------------------------------------------------------------------------------
-
-LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-ALLOW, REFUSE = 0x7FFF0000, 0x00050000
-NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
-X32 = 0x40000000
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CLONE_THREAD = 0x00010000
@@ -113,46 +110,20 @@ def program(name: str | None = None) -> bytes | None:
     if machine is None or not sys.platform.startswith("linux"):
         return None
     lines = [
-        _line(LOAD, ARCHITECTURE),
-        _line(JUMP_EQUAL, machine.audit, 1, 0),
-        _line(RETURN, REFUSE | errno.ENOSYS),
-        _line(LOAD, NUMBER),
-        _line(JUMP_AT_LEAST, X32, 0, 1),
-        _line(RETURN, REFUSE | errno.ENOSYS),
+        *begin(machine.audit),
         # The C library tries the older call, whose flags can be seen, when this one is missing.
-        *_when(machine.clone3, [_line(RETURN, REFUSE | errno.ENOSYS)]),
-        *_when(machine.clone, [_argument(0), _line(JUMP_ANY_BIT, CLONE_THREAD, 1, 0), *_refused(), *_passed()]),
-        *_when(machine.prlimit, [_argument(0), _line(JUMP_EQUAL, 0, 1, 0), *_refused(), *_passed()]),
+        *when(machine.clone3, [refuse(errno.ENOSYS)]),
+        *when(machine.clone, [argument(0), instruction(JUMP_ANY_BIT, CLONE_THREAD, 1, 0), refuse(), allow()]),
+        *when(machine.prlimit, [argument(0), instruction(JUMP_EQUAL, 0, 1, 0), refuse(), allow()]),
     ]
     for number, flags in machine.opens:
-        lines += _when(number, [_argument(flags), _line(JUMP_ANY_BIT, WRITES, 0, 1), *_refused(), *_passed()])
+        lines += when(number, [argument(flags), instruction(JUMP_ANY_BIT, WRITES, 0, 1), refuse(), allow()])
     for number, commands in ((machine.fcntl, SET_OWNER), (machine.ioctl, SIGNAL_OWNER)):
-        checks = [line for command in commands for line in (_line(JUMP_EQUAL, command, 0, 1), *_refused())]
-        lines += _when(number, [_argument(1), *checks, *_passed()])
+        checks = [line for command in commands for line in (instruction(JUMP_EQUAL, command, 0, 1), refuse())]
+        lines += when(number, [argument(1), *checks, allow()])
     for number in machine.allowed:
-        lines += _when(number, _passed())
-    return b"".join([*lines, *_refused()])
-
-
-def _when(number: int, lines: list[bytes]) -> list[bytes]:
-    """`lines` for one system call; they must end in an answer. Any other call goes on behind them."""
-    return [_line(JUMP_EQUAL, number, 0, len(lines)), *lines]
-
-
-def _argument(place: int) -> bytes:
-    return _line(LOAD, ARGUMENTS + 8 * place)
-
-
-def _passed() -> list[bytes]:
-    return [_line(RETURN, ALLOW)]
-
-
-def _refused() -> list[bytes]:
-    return [_line(RETURN, REFUSE | errno.EPERM)]
-
-
-def _line(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    return struct.pack("=HBBI", code, if_true, if_false, value)
+        lines += when(number, [allow()])
+    return b"".join([*lines, refuse()])
 
 
 # -- putting it on ------------------------------------------------------------------------------------
