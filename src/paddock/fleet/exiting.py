@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EXIT_SECONDS = 5.0
-"""For all requests together. What is not confirmed by then stays on disk."""
+LAST_TRY_SECONDS = 1.0
+"""For what callers have waited for already."""
 
 
 def end_at_exit(leases: Leases) -> None:
-    """Try once to end what is left, and say what could not be."""
-    deadline = time.monotonic() + EXIT_SECONDS
+    """Try once to end what is left, and say what could not be. What is not confirmed in time stays on disk."""
+    from paddock.fleet.leases import grace_left
+
+    deadline = time.monotonic() + max(grace_left(leases.outstanding()), LAST_TRY_SECONDS)
     for lease in leases.outstanding():
         try:
             if time.monotonic() < deadline and _is_ended(lease, deadline):

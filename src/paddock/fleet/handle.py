@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 5.0
-"""How long `close` waits for the plane to confirm."""
-
 
 class InstanceHandle(SdkCalls):
     """One instance that was made for us, and its one end."""
@@ -70,8 +67,8 @@ class InstanceHandle(SdkCalls):
     async def close(self, bus: Bus = process_bus) -> None:
         """End the instance: one owner does it, however often and from wherever this is called.
 
-        Waits a few seconds for the plane's confirmation; a caller that is being cancelled does not wait at all. What
-        is not confirmed by then goes on in the background.
+        Waits for the plane's confirmation, at most `leases.GRACE_SECONDS`; a caller that is being cancelled does not
+        wait at all. What is not confirmed by then goes on in the background.
         """
         first, self._closed = not self._closed, True
         if self._leases is not leases.current():
@@ -85,7 +82,7 @@ class InstanceHandle(SdkCalls):
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             return
-        left = await leases.wait_gone([self._lease], CLOSE_SECONDS)
+        left = await leases.wait_gone([self._lease], leases.grace_left([self._lease]))
         if left and first:
             self._announce(bus, "FleetTimeout", f"{self._lease.error or 'no answer'}; tried again in the background")
 

@@ -17,6 +17,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLOSE_ALL_SECONDS = 20.0
+GRACE_SECONDS = 5.0
+"""How long whoever closes, sweeps or exits waits for a lease, all together: from its hand-over to the deleter."""
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +55,8 @@ class Lease:
     """Whether its create may still be answered."""
     error: str | None = None
     """Why its last deletion failed."""
+    ending_since: float | None = None
+    """When the deleter got it, on the monotonic clock."""
     gone: concurrent.futures.Future[None] = field(default_factory=concurrent.futures.Future)
 
     @property
@@ -118,14 +123,14 @@ class Leases:
         """Hand the lease to the background deleter, and return at once. The future is done when it is gone."""
         with self._lock:
             if lease.state in ("creating", "held"):
-                lease.state = "ending"
+                lease.state, lease.ending_since = "ending", time.monotonic()
                 self.deleter.take(lease)
         return lease.gone
 
     def abandon(self, lease: Lease) -> None:
         # Called by the garbage collector at any point: taking the lock here could wait for itself.
         if lease.state in ("creating", "held"):
-            lease.state = "ending"
+            lease.state, lease.ending_since = "ending", time.monotonic()
             self.deleter.take(lease)
 
     def finish(self, lease: Lease) -> None:
@@ -180,6 +185,13 @@ def run_id() -> str:
 
 def current() -> Leases:
     return _leases
+
+
+def grace_left(leases: list[Lease]) -> float:
+    """Seconds for which these are still waited for."""
+    now = time.monotonic()
+    left = [GRACE_SECONDS - (now - (now if each.ending_since is None else each.ending_since)) for each in leases]
+    return max([0.0, *left])
 
 
 async def wait_gone(leases: list[Lease], seconds: float) -> list[Lease]:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SWEEP_SECONDS = 5.0
 SPARE_SECONDS = 60
 OTHER_NAMES = {"key": "task_key", "env_id": "env_key", "environment_id": "env_key", "version": "env_version"}
 """What exports of Fleet call the fields of a task."""
@@ -180,7 +179,7 @@ def _tell_of_waiting(log: Callable[[str], None], event: object) -> None:
 
 async def sweep(run_id: str) -> None:
     """End what this process may have left of a run. What the plane does not confirm in time stays on disk."""
-    await leases.close_all(run_id, seconds=SWEEP_SECONDS)
+    await leases.close_all(run_id, seconds=leases.grace_left(leases.current().outstanding(run_id)))
 
 
 def enough(limits: Timeouts, agent_timeout: float | None) -> int:

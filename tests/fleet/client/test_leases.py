@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from paddock.fleet import close_all, deleter, sweep
+from paddock.fleet import close_all, deleter, exiting, sweep
 from paddock.fleet import leases as held
 from paddock.fleet.errors import ProvisioningFailed
 from paddock.fleet.journal import dead_journals
 from paddock.fleet.recovery import recover
 from paddock.fleet.retry import Backoff
+from paddock.fleet.run import sweep as sweep_batch
 from paddock.fleet.settings import PlaneAddress
 
 from .episodes import Heard, env_on
@@ -211,6 +212,24 @@ def test_who_is_cancelled_does_not_wait_for_a_hanging_deletion() -> None:
         asyncio.run(main())
 
 
+def test_closing_sweeping_and_exiting_wait_once_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        orchestrator, _ = await made(plane, run_id="a batch")
+        plane.fail("DELETE", "/v1/env/instances", hang=True, times=-1)
+        began = time.monotonic()
+        await orchestrator.close_async()
+        await sweep_batch("a batch")
+        exiting.end_at_exit(held.current())
+        assert 1.0 < time.monotonic() - began < 2.5
+        plane.heal()
+        await asyncio.to_thread(wait_until, lambda: not plane.running)
+
+    monkeypatch.setattr(held, "GRACE_SECONDS", 1.5)
+    monkeypatch.setattr(exiting, "LAST_TRY_SECONDS", 0.1)
+    with lab() as plane:
+        asyncio.run(main())
+
+
 def test_closing_waits_a_few_seconds_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         orchestrator, _ = await made(plane, bus=heard.bus)
@@ -220,7 +239,7 @@ def test_closing_waits_a_few_seconds_and_tells(monkeypatch: pytest.MonkeyPatch) 
         await asyncio.to_thread(wait_until, lambda: not plane.running)
 
     heard = Heard()
-    monkeypatch.setattr("paddock.fleet.handle.CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("paddock.fleet.leases.GRACE_SECONDS", 0.2)
     with lab() as plane:
         plane.fail("DELETE", "/v1/env/instances/", 500, times=-1)
         asyncio.run(main())

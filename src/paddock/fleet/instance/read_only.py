@@ -34,6 +34,7 @@ LOOKING_PRAGMAS = frozenset(
 SCHEMA_TABLES = frozenset(("sqlite_master", "sqlite_temp_master"))
 REFUSAL = "attempt to write a readonly database"
 """SQLite's own words, which callers know."""
+REFUSALS = ("not authorized", "authorization denied", "prohibited")
 ALLOWED = "a read-only query may SELECT, and ask pragmas such as table_info; to write, send read_only: false"
 
 
@@ -49,7 +50,7 @@ def explained() -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        if "not authorized" in str(error) or "prohibited" in str(error):
+        if any(words in str(error) for words in REFUSALS):
             raise sqlite3.OperationalError(f"{REFUSAL}: {ALLOWED}") from error
         raise
 
