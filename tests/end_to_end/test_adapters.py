@@ -125,7 +125,7 @@ def moved(place: str) -> Iterator[tuple[str, list[bytes]]]:
 
 
 def test_the_whole_server_moves_to_the_interpreter_that_has_the_environment(counter: Any) -> None:
-    folder = counter.process.place
+    folder = counter.process.name
     with moved(folder) as (url, words), SyncClient(url) as client:
         assert words[0].decode() == str(peer_python("openenv"))
         assert words.count(f"openenv:{folder}".encode()) == 1

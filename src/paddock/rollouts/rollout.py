@@ -253,8 +253,7 @@ class Rollout:
         return capture
 
     async def _run_agent(self, sandbox: Sandbox) -> AgentExit:
-        callers = await sandbox.caller_finder()
-        capture = self._make_capture(callers=callers)
+        capture = self._make_capture(callers=await sandbox.caller_finder())
         listener, port = await sandbox.expose(PORT)
         assignment = Assignment(
             instruction=sandbox.localize(self.task.instruction),
@@ -270,8 +269,6 @@ class Rollout:
                     return await self._follow_agent(sandbox, assignment)
             finally:
                 await unhurried(self._stop_agent(capture, sandbox))
-                if callers is not None:
-                    callers.close()
 
     async def _follow_agent(self, sandbox: Sandbox, assignment: Assignment) -> AgentExit:
         limit = self._agent_seconds

@@ -62,7 +62,7 @@ async def main() -> None:
         told = {
             "tools": names,
             "steps after listing": counted,
-            "sum": await env.call_tool("add", a=1),
+            "sum": (await env.call_tool("add", a=1)).value,
             "steps after a call": (await env.state()).step_count,
             "not found": await failed(env, "nope"),
             "bad argument": await failed(env, "add", a="x"),

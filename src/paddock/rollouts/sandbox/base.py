@@ -175,7 +175,8 @@ class Sandbox(ABC):
         It is the port asked for wherever the sandbox has a network of its own."""
 
     async def caller_finder(self) -> CallerFinder | None:
-        """Tells which processes inside hold a connection to an exposed port; None where the backend cannot."""
+        """Tells which processes inside hold a connection to an exposed port; None where the backend cannot.
+        It is closed with the sandbox."""
         return None
 
     @abstractmethod

@@ -59,6 +59,7 @@ class SupervisedSandbox(Sandbox):
         self._control: Control | None = None
         self._home_folder: int | None = None
         self._jobs: dict[int, SupervisedJob] = {}
+        self._caller_finders: list[CallerFinder] = []
         self._killed_for: str | None = None
         self._cpu_seconds: float | None = None
         self._peak_memory: int | None = None
@@ -273,12 +274,14 @@ class SupervisedSandbox(Sandbox):
         given: list[int] = []
         with suppress(OSError):  # a kernel without it: the tables in /proc tell the same, at a price
             _, given = await self._living().ask("diagnose", {})
-        return CallerFinder(
+        finder = CallerFinder(
             self.host_pid,
             socket.socket(fileno=given[0]) if given else None,
             lambda: {job.pid for job in list(self._jobs.values())},
             lambda: acting_as(self._file_owner),
         )
+        self._caller_finders.append(finder)
+        return finder
 
     async def dial(self, port: int, *, timeout: float = 10.0) -> socket.socket:
         """As in `Sandbox`. Raises ConnectionRefusedError if nobody listens, TimeoutError if it takes too long."""
@@ -322,6 +325,8 @@ class SupervisedSandbox(Sandbox):
             if self._home_folder is not None:
                 os.close(self._home_folder)
                 self._home_folder = None
+            for finder in self._caller_finders:
+                finder.close()
             if self._launched is not None:
                 self._launched.release()
             if self.host_paths:
