@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @click.command("run")
 @click.argument("file", metavar="TASKS.json", type=click.Path(path_type=Path))
-@click.option("--model", required=True, help="URL, replay:FILE, local, vllm://REPO or hf-router://REPO:PROVIDER.")
+@click.option(
+    "--model", required=True, help="URL, demo, replay:FILE, local, vllm://REPO or hf-router://REPO:PROVIDER."
+)
 @click.option("--model-name", help="The model's name at the URL. Default: the first it lists.")
 @click.option("--vllm-url", help="Where the server of a vllm:// model is.")
 @click.option("--task", "task_keys", multiple=True, metavar="KEY", help="Only this task. Repeatable.")

@@ -59,7 +59,9 @@ def command() -> None:
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the environment. Default: what the task says.")
 @click.option("--max-steps", default=50, show_default=True, help="Tool calls that the agent loop may make.")
 @click.option("--driver", type=click.Choice(["run", "serve"]), help="How the agent is driven.")
-@click.option("--model", required=True, help="URL, replay:FILE, local, vllm://REPO or hf-router://REPO:PROVIDER.")
+@click.option(
+    "--model", required=True, help="URL, demo, replay:FILE, local, vllm://REPO or hf-router://REPO:PROVIDER."
+)
 @click.option("--model-name", help="The model's name at the URL. Default: the first it lists.")
 @click.option("--vllm-url", help="Where the server of a vllm:// model is.")
 @click.option("-n", "--repeat", "n", default=1, show_default=True, help="Rollouts of each task.")

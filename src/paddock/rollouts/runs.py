@@ -74,7 +74,7 @@ async def run_batch(
 ) -> BatchResult:
     """Run `n` rollouts of each task, `parallel` at a time, each to one recorded outcome.
 
-    `model` is a URL, `replay:FILE`, `local`, `vllm://repo` or `hf-router://repo:provider`. `settings` are the
+    `model` is a URL, `demo`, `replay:FILE`, `local`, `vllm://repo` or `hf-router://repo:provider`. `settings` are the
     other fields of `Plan`: mode, sandbox, consent, timeouts, agent_timeout, stall_timeout, thinking, temperature,
     context_tokens. `resume` goes on with a batch of the store: members whose outcome is the policy's are not run
     again. Raises ConfigError if there is no such batch, or if it was run with another agent, model, sampling or

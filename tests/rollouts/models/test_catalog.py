@@ -192,6 +192,12 @@ def test_a_model_of_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened("hf-router://org/repo", hf_token="other").api_key == "other"
 
 
+def test_the_demo_needs_no_file() -> None:
+    endpoint = opened("demo")
+    assert endpoint.label == "demo"
+    assert endpoint.url.startswith("http://127.0.0.1:")
+
+
 def test_a_replay_is_served_while_it_is_open(tmp_path: Path) -> None:
     file = tmp_path / "script.json"
     file.write_text(json.dumps({"model": "toy", "engine": "sglang", "turns": [{"text": "Hello."}]}))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HF_ROUTER = "https://router.huggingface.co/v1"
 FORMS = (
     "use http(s)://host:port[/v1], vllm://org/repo, hf-router://org/repo:provider, "
-    "replay:FILE, local or local:FILE.gguf"
+    "demo, replay:FILE, local or local:FILE.gguf"
 )
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)*(:[\w.-]+)?")
@@ -42,6 +42,7 @@ async def open_model(
     http(s)://host[:port][/v1]     a server that runs; without `name`, the first model it lists
     vllm://org/repo                that model on the vLLM server at `vllm_url`
     hf-router://org/repo:provider  that model at Hugging Face, with `hf_token` or HF_TOKEN
+    demo                           recorded answers that solve every shipped task, for a first look without a model
     replay:FILE                    a script or a recording, played by `paddock.testing.replay`
     local, local:FILE.gguf         a small model, or the one in FILE, on this machine's processor
 
@@ -58,10 +59,11 @@ async def open_model(
         yield _vllm(spec, name, api_key or variables.api_key, vllm_url)
     elif spec.startswith("hf-router://"):
         yield _hf_router(spec, name, hf_token or api_key or variables.hf_token)
-    elif spec.startswith("replay:"):
+    elif spec == "demo" or spec.startswith("replay:"):
+        from paddock.tasks import replay_file
         from paddock.testing.replay import ReplayServer
 
-        file = spec.removeprefix("replay:")
+        file = str(replay_file()) if spec == "demo" else spec.removeprefix("replay:")
         if not file:
             raise ConfigError("replay: names no file", hint=FORMS)
         async with ReplayServer(file) as server:
