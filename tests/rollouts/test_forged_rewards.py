@@ -339,6 +339,12 @@ def test_a_program_cannot_make_its_output_a_link_to_the_answer(script: str) -> N
     )
 
 
+def test_an_answer_that_the_tests_work_out_cannot_be_linked() -> None:
+    script = f"echo 42 > /tmp/right; paddock-run python3 prog.py; cmp answer /tmp/right && echo 1 > {REWARD}"
+    assert score("os.symlink('/tmp/right', 'answer')", script) is None
+    assert verdict(script.replace("prog.py", "-V"), with_link("answer", "/tmp/right")).reward.value is None
+
+
 def test_links_that_the_tests_make_are_theirs() -> None:
     script = f"ln -s /tests/check.py mine; paddock-run sh -c 'ln -s /usr/bin/env ok; ls -la'; echo 1 > {REWARD}"
     assert verdict(script, **{"check.py": CHECK}).reward.value == 1.0

@@ -90,7 +90,7 @@ def pack_folder(root: int, parts: Sequence[str], limit: int) -> bytes:
 
 
 def unpack_folder(root: int, parts: Sequence[str], archive: bytes) -> None:
-    """Lay out an archive below the home. Links to the tests or the logs are left out."""
+    """Lay out an archive below the home. Links to files of the tests are left out."""
     modes: list[tuple[list[str], int]] = []
     with said_plainly(parts), entered(root, parts, create=True) as folder:
         try:

@@ -39,7 +39,11 @@ LANDLOCK_WRITE_FILE, LANDLOCK_REFER = 1 << 1, 1 << 13
 SETTLE_SECONDS = 1.0
 """What ends by itself within this time after the tests, such as a `tee` of their output, is not held against them."""
 LONGEST_REWARD = 1 << 16
-HIDDEN = ("/tests", "/logs", "/home/user/tests", "/home/user/logs", "/proc")
+HIDDEN = (
+    *("/tests", "/home/user/tests", "/logs", "/home/user/logs"),
+    *("/tmp", "/home/tmp", "/var/tmp", "/dev/shm", "/dev/fd", "/proc"),
+)
+"""Where tests keep answers, also those that they work out while they run."""
 NAMED = 5
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -188,7 +192,7 @@ class Rewards:
 
 
 def leads_to_the_tests(folder: str, target: str) -> bool:
-    """Whether a link in this folder leads to the tests or the logs, or to a folder above them.
+    """Whether a link in this folder leads to the tests, their logs or temporary files, or to a folder above them.
 
     Tests that compare a file of the work folder with the right answer must not find the right answer there. Of links
     over links every single one is judged, so it takes no more than its text. Upwards from a name could be anywhere.
