@@ -110,10 +110,10 @@ def test_an_openenv_folder_plays_its_episodes_on_our_server(counter: Any) -> Non
 
 
 @contextmanager
-def moved(place: str) -> Iterator[tuple[str, list[bytes]]]:
+def moved(place: str, *options: str) -> Iterator[tuple[str, list[bytes]]]:
     """A server of an OpenEnv environment, its address and its command line, under the interpreter of the peer."""
     target = f"openenv:{place}@{peer_python('openenv')}"
-    command = [sys.executable, "-m", "paddock", "serve", target, "--port", "0", "--json"]
+    command = [sys.executable, "-m", "paddock", "serve", target, "--port", "0", "--json", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=SERVERS)
     try:
         assert process.stdout is not None
@@ -135,8 +135,9 @@ def test_the_whole_server_moves_to_the_interpreter_that_has_the_environment(coun
             client.step({"amount": -1})
 
 
-def test_a_class_with_tools_needs_no_app_to_name_its_actions() -> None:
-    with moved("openenv_kinds:Kinds") as (url, _), SyncClient(url) as client:
+@pytest.mark.parametrize("options", [(), ("--isolation", "process"), ("--isolation", "process", "--workers", "2")])
+def test_a_class_with_tools_needs_no_app_to_name_its_actions(options: tuple[str, ...]) -> None:
+    with moved("openenv_kinds:Kinds", *options) as (url, _), SyncClient(url) as client:
         client.reset()
         assert client.call_tool("listed").value == [3, 1, 2]
         called = client.step({"type": "call_tool", "tool_name": "ratio", "arguments": {"a": 1, "b": 2}})
