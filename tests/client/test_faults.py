@@ -155,6 +155,30 @@ async def test_without_a_session_nothing_is_repeated(losing: Losing, lives: list
     await env.close()
 
 
+async def test_a_first_reset_is_repeated(losing: Losing, lives: list[Watched]) -> None:
+    async with over_http(losing.url) as env:
+        losing.is_losing = True
+        reset = asyncio.create_task(env.reset())
+        await until(lambda: lives)
+        losing.is_losing = False
+        await reset
+        assert (await env.step({"value": 1})).observation["value"] == 1
+    assert sum(life.steps for life in lives) == 1
+
+
+async def test_a_client_that_is_closed_after_a_drop_frees_its_slot(serve: Serve, through: Any) -> None:
+    server = serve(Adder)
+    proxy = await through(server.port)
+    env = Client[Any](proxy.url, reconnect=Reconnect(within=30, first_pause=20))
+    await env.reset()
+    proxy.refuse = True
+    proxy.cut()
+    await until(lambda: proxy.connections > 1 and not server.service.manager.sessions()[0].attached)
+    proxy.refuse = False
+    await env.close()
+    assert server.service.manager.statistics().sessions == 0
+
+
 async def test_a_request_that_was_never_sent_is_said_to_be() -> None:
     env = over_http("http://127.0.0.1:9")
     with pytest.raises(ConnectFailed, match="cannot reach"):

@@ -202,7 +202,8 @@ class HttpTransport:
             if not self._connection.has_sent:
                 raise
             lost = error
-        if (headers or method == "GET") and self._reconnect.within > 0:
+        # A reset that begins an episode may be repeated too: one that nobody goes on with makes room.
+        if (headers or method == "GET" or path == "/reset") and self._reconnect.within > 0:
             try:
                 return await Tries(self._reconnect).reach(attempt)
             except ConnectFailed as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from paddock.client.outgoing import write
 from paddock.client.policy import Reconnect, Timeouts
 from paddock.client.returning import Tries, episode_lost, no_answer
 from paddock.client.transports.address import server_url
-from paddock.client.transports.http import get_json
+from paddock.client.transports.http import NOTICE_SECONDS, close_session, get_json
 from paddock.client.transports.link import Link, connect, socket_address
 from paddock.errors import (
     ClientError,
@@ -153,6 +154,11 @@ class WebSocketTransport:
         if link is not None and not link.is_lost:
             link.send(b'{"type":"close"}')
             await link.leave()
+        elif self._token is not None and self._lost is None:
+            # The connection dropped: without a word the server would keep the session for one who returns.
+            with suppress(PaddockError):
+                await close_session(self.base, self._headers, self._token, NOTICE_SECONDS)
+        self._token = None
         self._fail(ClientError("the client was closed"))
 
     def abandon(self) -> bool:
