@@ -115,7 +115,7 @@ class Apart:
                 self.runs[descriptor] = self.start(cwd, argv, given)
                 return
             except OSError as error:
-                reason = error.strerror or str(error)
+                reason = reason_of(error)
         self.refuse(caller, reason)
         self.leave(descriptor)
 
@@ -190,7 +190,7 @@ class Apart:
                 self.guard.drop_capabilities()
                 self.be_first(cwd, argv)
         except OSError as error:
-            os.write(STANDARD, (error.strerror or str(error)).encode())
+            os.write(STANDARD, reason_of(error).encode())
             os._exit(125)
         pass_signals_on(pid)
         os.close(STANDARD)
@@ -284,6 +284,12 @@ class Apart:
         if made:
             name = made[0][len(self.work) + 1 :]
             self.fail(f"a program that the tests ran made {name} a link to {self.guard.link_target(made[0])}")
+
+
+def reason_of(error: OSError) -> str:
+    if error.errno == errno.EAGAIN:
+        return "the sandbox has too many processes (a command takes three beside its own): run fewer at once"
+    return error.strerror or str(error)
 
 
 def unfit_descriptor(descriptor: int) -> str:
