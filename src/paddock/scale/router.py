@@ -33,6 +33,7 @@ from paddock.scale.door import CONNECT_TIMEOUT, Door, DoorConfig, lost
 from paddock.scale.roster import Host, key_in
 from paddock.scale.splice import ClientSide, accept_key, closing, frame
 from paddock.server.access import check_access, check_browser, has_token
+from paddock.server.answers import CLOSE_CODES, NORMAL
 from paddock.server.app import OPEN_PATHS, PAGE
 from paddock.server.hello import LEASE_HEADER, Hello
 from paddock.server.http import (
@@ -45,7 +46,6 @@ from paddock.server.http import (
     unless_left,
 )
 from paddock.server.listening import StoppableServer, loop_factory, quiet_config
-from paddock.server.ws import CLOSE_CODES, NORMAL
 
 if TYPE_CHECKING:
     from paddock.scale.heartbeat import Address

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 from paddock.protocol import jsonrpc
 from paddock.protocol.codec import encode
 from paddock.protocol.jsonrpc import Call, RpcError
-from paddock.server.rpc import SocketCaller, respond, respond_to_batch, written
-from paddock.server.ws import (
+from paddock.server.answers import (
     CLOSE_CODES,
     GOING_AWAY,
     INVALID_TEXT,
-    MOST_EARLY_FRAMES,
     NORMAL,
     POLICY,
     RESTART,
-    Socket,
     is_utf8,
     refusal,
 )
+from paddock.server.rpc import SocketCaller, respond, respond_to_batch, written
+from paddock.server.ws import MOST_EARLY_FRAMES, Socket
 from paddock.sessions.session import Door, Session
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from paddock.server.access import lookup
+from paddock.server.answers import INTERNAL_ERROR, NORMAL, POLICY
 from paddock.server.flow import HIGH_WATER, LOW_WATER, TOO_MANY, Flow
 from paddock.server.hello import Hello, greeting
 from paddock.server.mcp_socket import McpConversation
 from paddock.server.vector import VectorConversation
-from paddock.server.ws import INTERNAL_ERROR, NORMAL, POLICY, Conversation, Socket
+from paddock.server.ws import Conversation, Socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,10 +27,9 @@ from paddock.protocol import messages
 from paddock.protocol.codec import encode
 from paddock.protocol.finite import check_finite
 from paddock.protocol.messages import CancelMessage, CloseMessage, Message, OpenMessage
-from paddock.server.ws import (
+from paddock.server.answers import (
     INVALID_TEXT,
     RESTART,
-    Socket,
     admit,
     is_utf8,
     refusal,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from paddock.server.service import Service
+    from paddock.server.ws import Socket
     from paddock.sessions.manager import SessionManager
     from paddock.sessions.work import Work
 
