@@ -81,6 +81,15 @@ def test_a_dropped_client_comes_back_to_its_worker(crew: Callable[..., Crew]) ->
         assert add(again) == {"count": 2, "process": process}
 
 
+def test_health_counts_who_waits_in_all_workers(crew: Callable[..., Crew]) -> None:
+    server = crew(2, 1)
+    server.socket().ask({"type": "state"})
+    for _ in range(6):
+        server.socket(Queue_Timeout="20")
+    wait_until(lambda: server.health()["waiting"] == 6)
+    assert {server.health()["waiting"] for _ in range(12)} == {6}
+
+
 def test_the_queue_is_one_queue(crew: Callable[..., Crew]) -> None:
     server = crew(capacity=2)
     holders = [server.raw() for _ in range(2)]

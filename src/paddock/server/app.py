@@ -195,6 +195,8 @@ class About:
             taken = service.manager.slots.taken()
             body |= asdict(statistics)
             body |= {"sessions": taken, "available": max(0, statistics.capacity - taken), "can_build": builds}
+            if service.colleagues is not None:
+                body["waiting"] = service.colleagues.count_waiting()
             body |= {"environment": service.blueprint.name, "version": paddock.__version__}
         return JSONBytes(body, 200 if status == "healthy" else 503)
 

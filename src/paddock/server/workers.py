@@ -216,6 +216,10 @@ class Colleagues:
 
     # -- passing on -------------------------------------------------------------------------------
 
+    def count_waiting(self) -> int:
+        """How many wait for a slot, in all workers."""
+        return self.table.total(WAITING)
+
     def hand_over(self, worker: int, transport: Any, request: bytes) -> bool:
         """Give the WebSocket of a session to the worker that keeps it. It answers, or the socket is told to retry."""
         return self._outbox.hand_over(worker, transport, request)
