@@ -350,7 +350,8 @@ def serve(hosted: Any, link: socket.socket, ended: Any) -> None:
             except OSError as error:
                 if error.errno == errno.EBADF:
                     # The environment closed descriptors that are not its own: nobody else can be told of it.
-                    print("an environment closed the connection of its session", file=sys.stderr, flush=True)
+                    with suppress(OSError):
+                        os.write(2, b"an environment closed the connection of its session\n")
                     os._exit(1)
                 raise LinkLost from error
 
