@@ -27,7 +27,7 @@ def raw_status(port: int, target: bytes, *headers: bytes) -> int:
 @pytest.fixture
 def token_elsewhere(crew: Callable[..., Crew]) -> tuple[Crew, list[bytes]]:
     """A server, and a session of each of its workers: one of them is never where a request arrives."""
-    server = crew(2, 8)
+    server = crew(2, 64)
     tokens: dict[str, bytes] = {}
     while len(tokens) < 2:
         token = server.http()("POST", "/reset").headers["Session-Id"]

@@ -91,19 +91,6 @@ async def test_a_round_of_notices_lets_the_loop_go_on() -> None:
     await leave(waiting)
 
 
-async def test_joining_and_leaving_cost_the_same_among_many() -> None:
-    async def seconds(count: int) -> float:
-        slots = full()
-        began = time.process_time()
-        waiting = [asyncio.create_task(slots.wait(60, lambda place: None)) for _ in range(count)]
-        await settled()
-        await leave(waiting)
-        return (time.process_time() - began) / count
-
-    few = min([await seconds(500) for _ in range(3)])
-    assert await seconds(16_000) < 8 * few
-
-
 async def test_those_who_left_take_no_memory() -> None:
     queue, stays = Queue(), Waiter(0, 1e9, None)
     queue.join(stays)
