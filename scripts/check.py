@@ -14,17 +14,22 @@ STEPS = {
     ],
     "types": [[PYTHON, "-m", "mypy"]],
     "core": [[*TESTS, "-n", "2", "-m", "not end_to_end"]],
+    "plain": [[*TESTS, "-n", "2", "-m", "not end_to_end", "tests/server", "tests/client"]],
     "end-to-end": [[*TESTS, "-n", "2", "--no-loadscope-reorder", "-m", "end_to_end and not cluster"]],
     "cluster": [[PYTHON, "-m", "pytest", "-q", "-m", "cluster"]],
 }
+VARIABLES = {"plain": {"PADDOCK_FASTPATH": "0"}}
+"""The suites of server and client run a second time without the shortcuts of `server/fastpath`."""
 BY_HAND = ("cluster",)
 """Run when they are asked for by name: three nodes on one machine take minutes and all of its cores."""
 FETCH = [
     [PYTHON, "scripts/peers.py"],
     [PYTHON, "-m", "paddock", "agents", "--install", "all"],
-    [PYTHON, "scripts/browser.py"],
+    [PYTHON, "-m", "scripts.browser"],
+    [PYTHON, "-m", "scripts.base_image"],
+    [PYTHON, "-m", "scripts.debian_packages", "docker-registry", "skopeo"],
 ]
-"""Other people's programs that the end-to-end suite needs."""
+"""Other people's programs and images that the end-to-end suite needs."""
 
 
 def main(names: list[str]) -> int:
@@ -43,7 +48,8 @@ def main(names: list[str]) -> int:
             for process in fetching:
                 process.wait()
         began = time.monotonic()
-        passed = all(subprocess.run(command, check=False).returncode == 0 for command in STEPS[name])
+        variables = {**os.environ, **VARIABLES.get(name, {})}
+        passed = all(subprocess.run(command, check=False, env=variables).returncode == 0 for command in STEPS[name])
         print(f"{name}: {'passed' if passed else 'FAILED'} in {time.monotonic() - began:.0f} s", file=sys.stderr)
         if not passed:
             failed.append(name)

@@ -24,6 +24,8 @@ REQUIREMENTS = {
     "fleet_and_paddock": ["fleet-python==0.2.133", "--editable", f"{REPOSITORY}[rollouts]"],
     "vendors": ["openai==3.49.0", "anthropic==2.8.0", "google-genai==3.1.0"],
     "both": ["openenv==0.10.0", "--editable", str(REPOSITORY)],
+    # Parsing logs takes none of the other packages that it asks for.
+    "swebench": ["--no-deps", "swebench==5.0.2", "unidiff==1.0.1"],
     "e2b": ["e2b==2.63.0", "e2b-code-interpreter==2.11.5", "--editable", f"{REPOSITORY}[rollouts]"],
     "trl": [
         *("trl==1.16.0", "torch==2.13.0", "transformers==5.22.2", "datasets==5.2.0", "accelerate==1.15.0"),
@@ -100,8 +102,8 @@ def build(root: Path, requirements: list[str], too_new: list[str], below: Path |
 
 def uv(*words: str) -> None:
     """Wheels that pip is told to look for in a folder are found there by uv too."""
-    known = {**os.environ, **({"UV_FIND_LINKS": links} if (links := os.environ.get("PIP_FIND_LINKS")) else {})}
-    subprocess.run([sys.executable, "-m", "uv", "--quiet", *words], check=True, stdout=sys.stderr, env=known)
+    expected = {**os.environ, **({"UV_FIND_LINKS": links} if (links := os.environ.get("PIP_FIND_LINKS")) else {})}
+    subprocess.run([sys.executable, "-m", "uv", "--quiet", *words], check=True, stdout=sys.stderr, env=expected)
 
 
 def packages(root: Path) -> Path:
