@@ -6,7 +6,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from environments import LIVES, Watched
+# Helper modules assert too: without this a failure of theirs is a bare AssertionError.
+pytest.register_assert_rewrite("agents", "client", "fleet", "rollouts", "sandbox", "running", "wire")
+
+from environments import LIVES, Watched  # noqa: E402
 
 os.environ["PADDOCK_FLEET_LEASES"] = tempfile.mkdtemp(prefix="paddock-leases-")
 """Tests leave no lease for the user's next process, and find none of the user's."""

@@ -11,8 +11,8 @@ STEP = '{{"type":"step","data":{{"amount":{}}}}}'
 
 
 def total(answer: Any) -> int:
-    found: int = answer["data"]["observation"]["total"]
-    return found
+    result: int = answer["data"]["observation"]["total"]
+    return result
 
 
 def frame(text: str) -> bytes:

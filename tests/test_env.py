@@ -8,7 +8,7 @@ import pytest
 from environments import Add, Adder, AsyncKit, Kit, Script, Sum, Total
 from paddock import Action, Environment, Observation, State, ToolEnvironment, ToolReturn, tool
 from paddock.errors import ConfigError, EnvironmentFailure, InvalidToolArguments, ToolFailure, ToolNotFound
-from paddock.sessions.blueprint import Affinity, Blueprint, Where
+from paddock.sessions.spec import Affinity, EnvironmentSpec, Where
 from paddock.types import CallToolAction, CallToolObservation, ListToolsAction
 
 ObservationT = TypeVar("ObservationT", bound=Observation)
@@ -133,11 +133,11 @@ def test_openenvs_names_mean_the_same() -> None:
         def state(self) -> Sum:
             return Sum()
 
-    blueprint = Blueprint(Theirs, action_type=Add)
-    assert blueprint.concurrent
-    assert blueprint.affinity is Affinity.SHARED
-    assert blueprint.state_type is Sum
-    assert (blueprint.reset.where, blueprint.step.where) == (Where.THREAD, Where.LOOP)
+    spec = EnvironmentSpec(Theirs, action_type=Add)
+    assert spec.concurrent
+    assert spec.affinity is Affinity.SHARED
+    assert spec.state_type is Sum
+    assert (spec.reset.where, spec.step.where) == (Where.THREAD, Where.LOOP)
 
 
 def test_openenvs_constructor_arguments_are_taken() -> None:
@@ -150,17 +150,17 @@ def test_openenvs_constructor_arguments_are_taken() -> None:
 
 def test_an_instance_is_not_a_class() -> None:
     with pytest.raises(ConfigError, match="instance"):
-        Blueprint(Adder())  # type: ignore[arg-type]
+        EnvironmentSpec(Adder())  # type: ignore[arg-type]
 
 
 def test_a_class_without_step_is_refused() -> None:
     with pytest.raises(ConfigError, match="reset"):
-        Blueprint(dict)
+        EnvironmentSpec(dict)
 
 
 def test_a_factory_is_called_once_to_find_its_class(lives: list[Any]) -> None:
-    blueprint = Blueprint(lambda: Adder())
-    assert blueprint.cls is Adder
+    spec = EnvironmentSpec(lambda: Adder())
+    assert spec.cls is Adder
     assert [life.closes for life in lives] == [1]
 
 
@@ -169,19 +169,19 @@ def test_a_factory_with_an_async_close_is_closed_too(lives: list[Any]) -> None:
         async def close(self) -> None:  # type: ignore[override]
             super().close()
 
-    Blueprint(lambda: AsyncClose())
+    EnvironmentSpec(lambda: AsyncClose())
     assert [life.closes for life in lives] == [1]
 
 
 def test_a_partial_of_a_class_is_that_class(lives: list[Any]) -> None:
     from functools import partial
 
-    assert Blueprint(partial(Adder)).cls is Adder
+    assert EnvironmentSpec(partial(Adder)).cls is Adder
     assert lives == []
 
 
 def test_the_schemas_name_the_arguments_of_reset() -> None:
-    assert Blueprint(Adder).schemas()["reset"] == {
+    assert EnvironmentSpec(Adder).schemas()["reset"] == {
         "type": "object",
         "properties": {"seed": {}, "episode_id": {}},
         "additionalProperties": False,
@@ -304,7 +304,7 @@ def test_a_tool_environment_may_keep_state_of_its_own() -> None:
         def state(self) -> Sum:
             return Sum(total=self.count)
 
-    assert Blueprint(Stateful).state_type is Sum
+    assert EnvironmentSpec(Stateful).state_type is Sum
 
 
 def test_tool_return_is_a_value() -> None:
@@ -325,7 +325,7 @@ class Free(Environment):  # type: ignore[type-arg]
 
 
 def routed(make: Any, **payload: Any) -> Any:
-    return Blueprint(make).wire.parse_action(payload)
+    return EnvironmentSpec(make).wire.parse_action(payload)
 
 
 def test_the_base_action_is_an_action() -> None:

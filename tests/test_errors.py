@@ -8,7 +8,7 @@ from paddock.errors import PaddockError, from_wire
 
 def family(root: type[PaddockError]) -> list[type[PaddockError]]:
     own = [child for child in root.__subclasses__() if child.__module__ == "paddock.errors"]
-    return [root, *(found for child in own for found in family(child))]
+    return [root, *(each for child in own for each in family(child))]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in family(PaddockError) if kind.code != "CLIENT_ERROR"])

@@ -116,50 +116,46 @@ def test_the_base_install_has_at_most_25_packages() -> None:
 
 def closure(name: str) -> set[str]:
     """A distribution and all that it needs on this machine, extras left out."""
-    found: set[str] = set()
+    collected: set[str] = set()
     waiting = [name]
     while waiting:
         current = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if current in found:
+        if current in collected:
             continue
         try:
             required = importlib.metadata.requires(current) or []
         except importlib.metadata.PackageNotFoundError:
             continue
-        found.add(current)
+        collected.add(current)
         waiting += [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in required if "extra ==" not in text]
-    return found
+    return collected
 
 
 # -- direction ------------------------------------------------------------------------------------
 
-# What a part may import, beside itself. Above them all stand the command line and the shipped extras.
-BASE = {"errors", "types", "config", "distribution", "bpf"}
-ALLOWED = {
-    "distribution": set(),
-    "bpf": set(),
-    "errors": set(),
-    "types": {"errors"},
-    "config": {"errors"},
-    "net": BASE,
-    "protocol": {"errors", "types"},
-    "tools": BASE | {"protocol"},
-    "rubric": set(),
-    "env": BASE | {"protocol", "rubric", "tools"},
-    "telemetry": BASE | {"protocol"},
-    "sessions": BASE | {"protocol", "tools", "env", "telemetry"},
-    "server": BASE | {"protocol", "tools", "env", "telemetry", "sessions", "net"},
-    "client": BASE | {"protocol", "net"},
-    "envs": BASE | {"env", "tools", "rollouts"},
-    "adapters": BASE | {"protocol", "net", "client", "tools", "env", "sessions", "fleet", "rollouts", "targets"},
-    "tasks": BASE,
-    "fleet": BASE | {"protocol", "net", "telemetry", "tools", "env", "targets", "sessions", "server", "rollouts"},
-    "rollouts": BASE | {"protocol", "net", "client", "sessions", "tasks", "testing"},
-    "scale": BASE
-    | {"protocol", "net", "client", "telemetry", "sessions", "server", "rollouts", "targets", "fleet", "tasks"},
-    "web": BASE | {"protocol", "telemetry", "sessions", "server", "rollouts", "tasks", "fleet"},
-}
-EXCEPTIONS = {"client/transports/memory.py": {"sessions"}, "rollouts/engine.py": {"scale"}}
+# Every part imports only parts that stand before it, so no two parts import each other.
+ORDER = [
+    *[
+        "lazy",
+        "distribution",
+        "seccomp",
+        "errors",
+        "types",
+        "limits",
+        "config",
+        "processes",
+        "child_process",
+        "loop_thread",
+        "retry",
+        "shielded",
+        "loading",
+    ],
+    *["sqlite", "net", "http_pool", "protocol", "rubric", "tools", "env", "telemetry"],
+    *["sessions", "server", "client"],
+    *["sandbox", "tasks", "models", "capture", "agents", "store", "rollouts"],
+    *["envs", "adapters", "targets", "fleet", "e2b_server", "export", "train", "scale"],
+    *["web", "testing", "cli", "__main__"],
+]
 PROTOCOL_MAY_USE = {"pydantic", "pydantic_core", "orjson", "paddock"}
 
 
@@ -190,24 +186,16 @@ def part_of(name: str) -> str | None:
     return (rest.partition(".")[0] or "__init__") if root == "paddock" else None
 
 
-@pytest.mark.parametrize("path", modules(), ids=str)
+def test_every_part_has_its_place_in_the_order() -> None:
+    parts = {path.parts[0].removesuffix(".py") for path in modules()} - {"__init__"}
+    assert sorted(parts) == sorted(ORDER)
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if path != Path("__init__.py")], ids=str)
 def test_imports_point_one_way(path: Path) -> None:
     own = path.parts[0].removesuffix(".py")
-    if own not in ALLOWED:
-        return
-    allowed = ALLOWED[own] | EXCEPTIONS.get(str(path), set()) | {own, "__init__", "__version__"}
-    used = {part for name in imported(path) if (part := part_of(name)) is not None}
-    assert used <= allowed
-
-
-@pytest.mark.parametrize("path", [path for path in modules() if path.parts[0] not in ("cli", "__main__.py")], ids=str)
-def test_nothing_imports_the_command_line(path: Path) -> None:
-    assert "cli" not in {part_of(name) for name in imported(path)}
-
-
-@pytest.mark.parametrize("path", [path for path in modules() if path.parts[0] not in ("cli", "web")], ids=str)
-def test_only_the_command_line_imports_the_page(path: Path) -> None:
-    assert "web" not in {part_of(name) for name in imported(path)}
+    earlier = {*ORDER[: ORDER.index(own) + 1], "__init__", "__version__"}
+    assert {part for name in imported(path) if (part := part_of(name)) is not None} <= earlier
 
 
 @pytest.mark.parametrize("path", [path for path in modules() if path.parts[0] == "protocol"], ids=str)
@@ -226,6 +214,79 @@ def test_the_six_files_a_newcomer_reads_are_there() -> None:
     serving = ("env.py", "protocol/episode.py", "sessions/dispatch.py", "server/ws.py")
     named = (*serving, "client/client.py", "rollouts/rollout.py")
     assert all((SOURCE / name).exists() for name in named)
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+SHARED_CLASS_NAMES = {
+    "CallToolAction": "OpenEnv and Fleet both have it",
+    "ListToolsAction": "OpenEnv and Fleet both have it",
+    "Refused": "loaders of child processes import nothing of ours; the host knows the error by its name",
+}
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    homes: dict[str, list[Path]] = {}
+    for path in modules():
+        if "shipped" not in path.parts:
+            for node in ast.parse((SOURCE / path).read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    homes.setdefault(node.name, []).append(path)
+    assert {name for name, paths in homes.items() if len(paths) > 1} == SHARED_CLASS_NAMES.keys()
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+CHILD = "builds the environment of a child process"
+READS_ENVIRON = {
+    "adapters/mcp.py": "`NAME=$OTHER` in front of a command takes the value of a variable",
+    "adapters/openenv.py": "passes its own environment through exec, with a mark in it",
+    "client/mcp/stdio.py": CHILD,
+    "config.py": "declares the settings",
+    "fleet/instance/environment.py": "sets the variables of the hosted environment in its own process",
+    "fleet/instance/verifier/runner.py": CHILD,
+    "fleet/plane/processes.py": CHILD,
+    "sandbox/process.py": CHILD,
+    "scale/cluster.py": "sets a variable for the processes that Ray starts",
+    "sessions/isolation/process.py": CHILD,
+    "testing/sandbox/commands.py": "sets a variable that a sandbox must not pass on",
+}
+"""Modules that touch `os.environ`, with the reason. Settings are declared in `paddock/config.py`."""
+
+
+def test_settings_are_read_in_one_module() -> None:
+    touching = {str(path) for path in modules() if touches_environ(ast.parse((SOURCE / path).read_text()))}
+    assert touching == set(READS_ENVIRON)
+
+
+def touches_environ(tree: ast.AST) -> bool:
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "getenvb"))
+        or (isinstance(node, ast.alias) and node.name in ("environ", "getenv"))
+        or (isinstance(node, ast.keyword) and node.arg in ("envvar", "auto_envvar_prefix"))
+        for node in ast.walk(tree)
+    )
+
+
+VAGUE_NAMES = {"asked", "found", "given", "heard", "known", "moved", "said", "shown", "told", "watched"}
+"""A name says what a value holds. These say only how it was obtained."""
+
+
+def definitions(path: Path) -> Iterator[tuple[str, int]]:
+    """The names that a module binds, each with its line."""
+    for node in ast.walk(ast.parse((SOURCE / path).read_text())):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if "shipped" not in path.parts], ids=str)
+def test_names_say_what_they_hold(path: Path) -> None:
+    vague = [f"{name}, line {line}" for name, line in definitions(path) if name.strip("_").lower() in VAGUE_NAMES]
+    assert vague == []
 
 
 # -- the name on the package index ------------------------------------------------------------------

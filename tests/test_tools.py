@@ -14,7 +14,7 @@ from paddock import ToolEnvironment, ToolReturn, tool
 from paddock.errors import ConfigError, InvalidToolArguments, ToolFailure
 from paddock.protocol.codec import encode
 from paddock.protocol.mcp import tool_result
-from paddock.sessions.blueprint import Blueprint
+from paddock.sessions.spec import EnvironmentSpec
 from paddock.tools import ToolOptions, ToolSpec, parse_docstring
 
 
@@ -75,20 +75,25 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def test_the_signature_is_the_schema() -> None:
-    found = schema("count")
-    assert found["type"] == "object"
-    assert found["properties"]["times"] == {"type": "integer", "minimum": 1, "maximum": 9, "description": "How often"}
-    assert found["properties"]["loud"] == {"type": "boolean", "default": False}
-    assert found["required"] == ["times"]
-    assert found["additionalProperties"] is False
+    result = schema("count")
+    assert result["type"] == "object"
+    assert result["properties"]["times"] == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 9,
+        "description": "How often",
+    }
+    assert result["properties"]["loud"] == {"type": "boolean", "default": False}
+    assert result["required"] == ["times"]
+    assert result["additionalProperties"] is False
 
 
 def test_models_enums_and_literals_are_described() -> None:
-    found = schema("move")
-    assert found["$defs"]["Point"]["required"] == ["x"]
-    assert found["$defs"]["Side"]["enum"] == ["left", "right"]
-    assert found["properties"]["speed"]["enum"] == ["slow", "fast"]
-    assert found["required"] == ["where"]
+    result = schema("move")
+    assert result["$defs"]["Point"]["required"] == ["x"]
+    assert result["$defs"]["Side"]["enum"] == ["left", "right"]
+    assert result["properties"]["speed"]["enum"] == ["slow", "fast"]
+    assert result["required"] == ["where"]
 
 
 def test_the_docstring_is_the_description() -> None:
@@ -107,8 +112,8 @@ def test_a_tool_without_arguments_takes_an_object() -> None:
 
 
 def test_untyped_arguments_may_be_anything() -> None:
-    found = schema("untyped")
-    assert found["required"] == ["value"]
+    result = schema("untyped")
+    assert result["required"] == ["value"]
     assert Box.tools["untyped"].check({"value": [1]}) == {"value": [1]}
 
 
@@ -121,10 +126,10 @@ def test_no_pydantic_titles_are_shown() -> None:
     ("name", "wrapped"), [("count", True), ("move", False), ("wipe", True), ("typed_dict", False)]
 )
 def test_the_output_is_always_an_object(name: str, wrapped: bool) -> None:
-    found = Box.tools[name].output_schema
-    assert found is not None
-    assert found["type"] == "object"
-    assert ("result" in found.get("properties", {})) is wrapped
+    result = Box.tools[name].output_schema
+    assert result is not None
+    assert result["type"] == "object"
+    assert ("result" in result.get("properties", {})) is wrapped
 
 
 @pytest.mark.parametrize("name", ["hidden-name", "untyped", "scored"])
@@ -312,7 +317,7 @@ def of(function: Any) -> ToolSpec:
 def test_a_result_that_no_schema_describes_is_not_announced() -> None:
     def later(self: Any) -> Callable[[], int]: ...
 
-    of(later).announce()
+    of(later).build_schemas()
     assert of(later).output_schema is None
 
 
@@ -340,7 +345,7 @@ def test_what_cannot_be_announced_is_refused_before_it_is_served(function: Any, 
         broken = tool(function)
 
     with pytest.raises(ConfigError, match=told) as refused:
-        Blueprint(Broken)
+        EnvironmentSpec(Broken)
     assert refused.value.hint
 
 

@@ -96,8 +96,8 @@ def open_socket(port: int, path: str = "/ws", **headers: str) -> Iterator[Socket
     url = f"ws://127.0.0.1:{port}{path}"
     with connect(
         url, additional_headers=named, max_size=None, proxy=None, close_timeout=2, compression=None
-    ) as found:
-        yield Socket(found)
+    ) as result:
+        yield Socket(result)
 
 
 class RawSocket:
@@ -170,8 +170,8 @@ class RawSocket:
             if not data:
                 raise EOFError
             self.buffer += data
-        taken, self.buffer = self.buffer[:size], self.buffer[size:]
-        return taken
+        used, self.buffer = self.buffer[:size], self.buffer[size:]
+        return used
 
     def _until(self, mark: bytes) -> bytes:
         with contextlib.suppress(ConnectionError):

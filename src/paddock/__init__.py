@@ -5,15 +5,15 @@ Importing this package loads no server and no client: the names below are fetche
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paddock.distribution import VERSION
+from paddock.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from paddock.client.client import Client as Client
-    from paddock.client.policy import Reconnect as Reconnect
-    from paddock.client.policy import Timeouts as Timeouts
+    from paddock.client.reconnect import Reconnect as Reconnect
+    from paddock.client.reconnect import Timeouts as Timeouts
     from paddock.client.sync import SyncClient as SyncClient
     from paddock.client.vector import VectorClient as VectorClient
     from paddock.env import Environment as Environment
@@ -38,11 +38,11 @@ _HOMES = {
     "Environment": "paddock.env",
     "Observation": "paddock.types",
     "PaddockError": "paddock.errors",
-    "Reconnect": "paddock.client.policy",
+    "Reconnect": "paddock.client.reconnect",
     "State": "paddock.types",
     "StepResult": "paddock.types",
     "SyncClient": "paddock.client.sync",
-    "Timeouts": "paddock.client.policy",
+    "Timeouts": "paddock.client.reconnect",
     "ToolEnvironment": "paddock.env",
     "ToolReturn": "paddock.tools",
     "VectorClient": "paddock.client.vector",
@@ -50,17 +50,5 @@ _HOMES = {
     "serve": "paddock.server.run",
     "tool": "paddock.env",
 }
-__all__ = [*sorted(_HOMES), "__version__"]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'paddock' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__ = [*_HOMES, "__version__"]
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""What an author writes: an Environment with typed actions, or a ToolEnvironment with tools.
+"""The base classes of environments: Environment with typed actions, ToolEnvironment with tools.
 
 Methods may be plain or `async`. Everything OpenEnv puts on an environment class keeps its name and
 meaning here: `SUPPORTS_CONCURRENT_SESSIONS`, `REQUIRES_SINGLE_THREAD_EXECUTOR`, `reset_async`,
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, get
 
 from paddock.errors import ConfigError, EnvironmentFailure, ToolFailure, ToolNotFound
 from paddock.protocol.mcp import tool_info, tool_result
-from paddock.protocol.redact import redact, told
+from paddock.protocol.redact import describe_error, redact
 from paddock.rubric import Rubrics
 from paddock.tools import ToolReturn, ToolSpec, collect_tools, tool
 from paddock.types import (
@@ -49,8 +49,8 @@ class Environment(Rubrics, Generic[ActionT, ObservationT, StateT]):
     deterministic: ClassVar[bool] = False
     """Whether the same seed and the same actions give the same observations: then a client may replay an episode."""
     inline: ClassVar[bool] = False
-    """Declare reset, step and state cheap (well under a millisecond): they run without a thread.
-    A class that turns out slow is moved to threads, with a warning."""
+    """Declares that reset, step and state take well under a millisecond: they run on the event loop, not on a thread.
+    The server moves a class that turns out slow to threads, with a warning."""
     thread_affine: ClassVar[bool] = False
     """Whether all calls of an instance must run on one thread, as those of a SQLite connection do."""
     isolation: ClassVar[str] = "thread"
@@ -74,38 +74,38 @@ class Environment(Rubrics, Generic[ActionT, ObservationT, StateT]):
         self.rubric = rubric
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Read the three types out of `Environment[Add, Total, State]`. One that the class sets itself wins."""
+        """Set the three types from `Environment[Add, Total, State]`. A type that the class sets itself is kept."""
         super().__init_subclass__(**keywords)
         for base in vars(cls).get("__orig_bases__", ()):
             origin = get_origin(base)
             if isinstance(origin, type) and issubclass(origin, Environment):
                 # A class in between may leave some of the three open, and name them in another order.
-                given = dict(zip(origin.__parameters__, get_args(base), strict=False))  # type: ignore[attr-defined]
-                cls._types = tuple(given.get(written, written) for written in origin._types)
+                arguments = dict(zip(origin.__parameters__, get_args(base), strict=False))  # type: ignore[attr-defined]
+                cls._types = tuple(arguments.get(parameter, parameter) for parameter in origin._types)
         if "_types" not in vars(cls):
             return
-        for name, found in zip(("action_type", "observation_type", "state_type"), cls._types, strict=True):
-            if not isinstance(found, TypeVar) and name not in vars(cls):
-                setattr(cls, name, found)
+        for name, declared in zip(("action_type", "observation_type", "state_type"), cls._types, strict=True):
+            if not isinstance(declared, TypeVar) and name not in vars(cls):
+                setattr(cls, name, declared)
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> ObservationT:
         """Begin a new episode and return what the agent sees first."""
         raise EnvironmentFailure(f"{type(self).__name__} has no reset()", hint="define reset and step")
 
     def step(self, action: ActionT) -> ObservationT:
-        """Carry out one action."""
+        """Apply one action and return what the agent sees next."""
         raise EnvironmentFailure(f"{type(self).__name__} has no step()", hint="define reset and step")
 
     @property
     def state(self) -> StateT | None:
-        """Where the episode stands. None lets the server answer with its own count of steps."""
+        """The state of the episode. If it is None, the server answers with the episode id and its count of steps."""
         return None
 
     def close(self) -> None:
         """Release what the environment holds. Called exactly once."""
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What `/metadata` shows."""
+        """Name and description, for `/metadata`. By default the class name and its docstring."""
         name = type(self).__name__
         text = inspect.getdoc(type(self))
         inherited = text in (inspect.getdoc(Environment), inspect.getdoc(ToolEnvironment))
@@ -121,8 +121,8 @@ class ToolEnvironment(Environment[Action, Observation, State]):
     mcp_calls_are_steps: ClassVar[bool] = True
     """Whether a call over MCP counts as a step of the episode, like the same call through `step`."""
     parallel_calls: ClassVar[bool] = False
-    """Whether async tools may be called over MCP while others of the same session are under way.
-    Without it the calls of a session are carried out one at a time, in their order."""
+    """Whether async tools of one session may overlap when they are called over MCP.
+    Without it the calls of a session run one at a time, in order."""
 
     reset_observation_type: ClassVar[Any] = Observation
     observation_type: ClassVar[Any] = CallToolObservation
@@ -164,7 +164,7 @@ class ToolEnvironment(Environment[Action, Observation, State]):
         return _run(spec, self, keywords)
 
     async def call_tool_async(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Call any tool. Plain ones run on a thread, for they may block."""
+        """Call any tool. One that is not async runs on a thread, because it may block."""
         spec, keywords = self._bind(name, arguments)
         if spec.is_async:
             return await _run_async(spec, self, keywords)
@@ -177,8 +177,8 @@ class ToolEnvironment(Environment[Action, Observation, State]):
     def _bind(self, name: str, arguments: dict[str, Any]) -> tuple[ToolSpec, dict[str, Any]]:
         spec = self.tools.get(name)
         if spec is None:
-            known = ", ".join(self.tools) or "none"
-            raise ToolNotFound(f"Unknown tool: {name!r}", hint=f"tools here: {known}", tool_name=name)
+            names = ", ".join(self.tools) or "none"
+            raise ToolNotFound(f"Unknown tool: {name!r}", hint=f"tools here: {names}", tool_name=name)
         return spec, spec.check(arguments)
 
     def _tool_list(self) -> ListToolsObservation:
@@ -203,7 +203,7 @@ def _run(spec: ToolSpec, environment: ToolEnvironment, keywords: dict[str, Any])
         error.message = redact(error.message)
         raise
     except BaseException as error:
-        # Also SystemExit and its like: a tool that raises them has failed, and nothing else ends.
+        # SystemExit and KeyboardInterrupt of a tool are failures of that tool. They must not end the server.
         raise _failed(spec, error) from error
 
 
@@ -219,4 +219,4 @@ async def _run_async(spec: ToolSpec, environment: ToolEnvironment, keywords: dic
 
 def _failed(spec: ToolSpec, error: BaseException) -> ToolFailure:
     logger.error("tool %s failed", spec.name, exc_info=error)
-    return ToolFailure(told(error), tool_name=spec.name)
+    return ToolFailure(describe_error(error), tool_name=spec.name)

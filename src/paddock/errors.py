@@ -34,6 +34,7 @@ PaddockError
 ├── ClusterError                   Ray is missing, cannot be reached, or cannot place what was asked
 ├── RolloutError                   a part of a rollout broke; the name says which
 │   ├── TaskError
+│   │   └── ImageError
 │   ├── AgentError
 │   ├── ModelError
 │   ├── SandboxError
@@ -46,9 +47,9 @@ PaddockError
     ├── DeadlineExceeded
     └── ServerError
 
-An error carries all that a transport needs to tell it: `code` crosses the wire, `http_status` and
-`rpc_code` are its HTTP and JSON-RPC forms, `exit_code` is what the command line ends with, `hint`
-says what to do about it, and `data` holds the values behind the message.
+An error carries what every transport needs to report it: `code` crosses the wire, `http_status` and
+`rpc_code` are its HTTP and JSON-RPC forms, `exit_code` is that of the command line, `hint` says what
+to do about it, and `data` has the values behind the message.
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ class PaddockError(Exception):
 
     def to_wire(self) -> dict[str, Any]:
         """The `data` of an error frame: message, code, and whatever else is known."""
-        named = {"kind": self.kind, "hint": self.hint}
-        known = {key: value for key, value in named.items() if value}
-        return {"message": self.message, "code": self.code, **known, **self.data}
+        optional = {"kind": self.kind, "hint": self.hint}
+        present = {key: value for key, value in optional.items() if value}
+        return {"message": self.message, "code": self.code, **present, **self.data}
 
 
 class ConfigError(PaddockError, ValueError):
@@ -118,12 +119,12 @@ class UnknownType(RequestError):
 
 
 class InvalidMessage(RequestError):
-    """A field is missing, unknown or wrong; `data["errors"]` names each one, and `str` tells them."""
+    """A field is missing, unknown or wrong; `data["errors"]` names each one, and `str` lists them."""
 
     code = "VALIDATION_ERROR"
     http_status = 422
     rpc_code = -32602
-    most_told: ClassVar[int] = 10
+    max_listed: ClassVar[int] = 10
 
     def __str__(self) -> str:
         # On the wire `message` is the same for all of them, as OpenEnv has it.
@@ -132,9 +133,9 @@ class InvalidMessage(RequestError):
     @property
     def problems(self) -> list[str]:
         """Each wrong field, and what is wrong with it."""
-        found = self.data.get("errors")
-        listed = found if isinstance(found, list) else []
-        return [_problem(each) for each in listed if isinstance(each, dict)][: self.most_told]
+        errors = self.data.get("errors")
+        listed = errors if isinstance(errors, list) else []
+        return [_problem(error) for error in listed if isinstance(error, dict)][: self.max_listed]
 
 
 class MessageTooBig(RequestError):
@@ -213,7 +214,7 @@ class CapacityReached(SessionError):
 
 
 class QueueTimeout(CapacityReached, TimeoutError):
-    """No slot came free within the time this caller was ready to wait."""
+    """No slot became free within the time that this caller wanted to wait."""
 
     kind = "queue_timeout"
 
@@ -249,7 +250,7 @@ class StepTimeout(EnvironmentFailure, TimeoutError):
 
 
 class StepCancelled(EnvironmentFailure):
-    """The caller cancelled the request, or left, before the environment answered."""
+    """The caller cancelled the request or disconnected before the environment answered."""
 
     code = "STEP_CANCELLED"
     http_status = 499
@@ -281,8 +282,8 @@ class InvalidToolArguments(ToolFailure):
 
 def tool_error_class(error_type: str) -> type[ToolFailure]:
     """The class for the `error_type` of a tool observation."""
-    found = {kind.error_type: kind for kind in (ToolNotFound, InvalidToolArguments)}
-    return found.get(str(getattr(error_type, "value", error_type)), ToolFailure)
+    classes = {kind.error_type: kind for kind in (ToolNotFound, InvalidToolArguments)}
+    return classes.get(str(getattr(error_type, "value", error_type)), ToolFailure)
 
 
 class ClusterError(PaddockError):
@@ -303,6 +304,12 @@ class TaskError(RolloutError, ValueError):
 
     code = "TASK_ERROR"
     exit_code = 2
+
+
+class ImageError(TaskError):
+    """An image cannot be pulled, built, imported or used."""
+
+    code = "IMAGE_ERROR"
 
 
 class AgentError(RolloutError):
@@ -344,7 +351,7 @@ class ConnectFailed(ClientError, ConnectionError):
 
 
 class OutcomeUnknown(ClientError, ConnectionError):
-    """The request was sent and its answer is lost: it may have been executed, so do not simply ask again."""
+    """The request was sent and its answer is lost: it may have been executed, so a repeat may act twice."""
 
     code = "OUTCOME_UNKNOWN"
 
@@ -374,20 +381,20 @@ def from_wire(data: dict[str, Any]) -> PaddockError:
     kind = rest.pop("kind", None)
     message = str(rest.pop("message", "the server reported an error"))
     hint = rest.pop("hint", None)
-    found = _BY_NAME.get((str(code), kind)) or _BY_NAME.get((str(code), None))
-    if found is None:
+    error_class = _BY_NAME.get((str(code), kind)) or _BY_NAME.get((str(code), None))
+    if error_class is None:
         return ServerError(f"{message} (code: {code})", hint=hint, server_code=code, **rest)
-    return found(message, hint=hint, **rest)
+    return error_class(message, hint=hint, **rest)
 
 
-def _problem(found: dict[str, Any]) -> str:
-    place = ".".join(map(str, found.get("loc") or ()))
-    reason = str(found.get("msg") or "it does not fit").removeprefix("Value error, ")
+def _problem(error: dict[str, Any]) -> str:
+    place = ".".join(map(str, error.get("loc") or ()))
+    reason = str(error.get("msg") or "it does not fit").removeprefix("Value error, ")
     return f"{place}: {reason}" if place else reason
 
 
 def _family(root: type[PaddockError]) -> list[type[PaddockError]]:
-    return [root, *(found for child in root.__subclasses__() for found in _family(child))]
+    return [root, *(descendant for child in root.__subclasses__() for descendant in _family(child))]
 
 
 # The first class under a name keeps it: a parent comes before the children that add no name of their own.

@@ -1,26 +1,23 @@
-"""A small HTTP/1.1 connection on asyncio streams and h11: enough for JSON and for a stream of events.
+"""A small HTTP/1.1 client connection on asyncio streams and h11: enough for JSON and for a stream of events.
 
-It speaks over TCP, a Unix socket, or whatever `connect` opens.
+It uses TCP, a Unix socket, or the streams that `connect` opens. It needs no aiohttp, so the base install has it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import h11
 
-from paddock.errors import ClientError
-
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-CHUNK = 65536
+READ_BYTES = 65536
 
 
 class HttpConnection:
@@ -33,13 +30,13 @@ class HttpConnection:
         *,
         unix: str | None = None,
         connect: Callable[[], Awaitable[Streams]] | None = None,
-        largest: int | None = None,
+        max_body_bytes: int | None = None,
     ) -> None:
-        """`largest` is how many bytes of a body are taken; more raise OSError."""
+        """A body of more than `max_body_bytes` raises OSError."""
         self._parts = urlsplit(url)
         self._unix = unix
         self._open = connect
-        self._largest = largest
+        self._max_body_bytes = max_body_bytes
         self._headers = headers or {}
         self._streams: Streams | None = None
         self._protocol = h11.Connection(h11.CLIENT)
@@ -74,7 +71,7 @@ class HttpConnection:
                 while True:
                     answer = self._protocol.next_event()
                     if answer is h11.NEED_DATA:
-                        self._protocol.receive_data(await reader.read(CHUNK))
+                        self._protocol.receive_data(await reader.read(READ_BYTES))
                     elif isinstance(answer, h11.Response) and answer.status_code != 200:
                         raise ConnectionError(f"{path} answered with status {answer.status_code}")
                     elif isinstance(answer, h11.Data):
@@ -101,15 +98,15 @@ class HttpConnection:
         while True:
             answer = self._protocol.next_event()
             if answer is h11.NEED_DATA:
-                self._protocol.receive_data(await reader.read(CHUNK))
+                self._protocol.receive_data(await reader.read(READ_BYTES))
             elif isinstance(answer, h11.Response):
                 status = answer.status_code
                 received = {name.decode(): value.decode("latin-1") for name, value in answer.headers}
             elif isinstance(answer, h11.Data):
                 parts.append(bytes(answer.data))
                 size += len(answer.data)
-                if self._largest is not None and size > self._largest:
-                    raise ConnectionError(f"{path} answered with more than {self._largest} bytes")
+                if self._max_body_bytes is not None and size > self._max_body_bytes:
+                    raise ConnectionError(f"{path} answered with more than {self._max_body_bytes} bytes")
             elif isinstance(answer, h11.EndOfMessage):
                 break
             elif isinstance(answer, h11.ConnectionClosed):
@@ -155,12 +152,3 @@ class HttpConnection:
         streams, self._streams = self._streams, None
         if streams is not None:
             streams[1].close()
-
-
-def check_process(pid: int) -> None:
-    """Raise ClientError in any process but this one."""
-    if pid != os.getpid():
-        raise ClientError(
-            "the client was opened in another process, from which this one was forked",
-            hint="make a client in the child, or start it with the method spawn",
-        )

@@ -1,4 +1,4 @@
-"""What OpenEnv gives its authors to score and reshape observations, under the same names."""
+"""OpenEnv's hooks that transform and score observations, under OpenEnv's names. A mixin of `Environment`."""
 
 from __future__ import annotations
 

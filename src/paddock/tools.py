@@ -1,7 +1,7 @@
-"""Tools: what `@tool` reads off a method, and how a call is checked and carried out.
+"""Tools: what `@tool` derives from a method, and how the arguments of a call are checked.
 
 The signature becomes the input schema, the docstring the descriptions, the return annotation the
-output schema. What cannot be announced is refused before anything is served (`announce`).
+output schema. A tool without a valid schema is refused before anything is served (`build_schemas`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapte
 from pydantic import create_model as create_pydantic_model
 
 from paddock.errors import ConfigError, InvalidToolArguments
-from paddock.protocol.finite import MESSAGE, place_of_nonfinite
+from paddock.protocol.finite import MESSAGE, find_nonfinite
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 MARK = "__paddock_tool__"
@@ -63,7 +63,7 @@ def tool(function: Any = None, **options: Any) -> Any:
 
     def mark(target: Any) -> Any:
         if isinstance(target, (staticmethod, classmethod)):
-            raise _no_plain_method(target.__func__.__name__)
+            raise _not_a_method(target.__func__.__name__)
         setattr(target, MARK, ToolOptions(**options))
         return target
 
@@ -86,8 +86,8 @@ class ToolSpec:
         self.is_async = inspect.iscoroutinefunction(function)
         self.description, self._arguments_text = parse_docstring(function.__doc__)
 
-    def announce(self) -> None:
-        """Work out both schemas. Raises ConfigError if agents could not be told how to call it."""
+    def build_schemas(self) -> None:
+        """Derive both schemas. Raises ConfigError if the signature cannot be described."""
         try:
             _ = self.input_schema, self.output_schema
         except PydanticUserError as error:
@@ -133,7 +133,7 @@ class ToolSpec:
 
     @cached_property
     def output_schema(self) -> dict[str, Any] | None:
-        """An object schema. What is not always an object is announced as `{"result": …}`, as it will be sent."""
+        """An object schema. A result of another type is wrapped as `{"result": …}`, here and on the wire."""
         returned = get_type_hints(self.function).get("return", Any)
         if returned in (Any, None, type(None), ToolReturn) or ToolReturn in get_args(returned):
             return None
@@ -156,7 +156,7 @@ class ToolSpec:
         }
 
     def wraps(self, value: Any) -> bool:
-        """Whether `value` is sent as `{"result": value}`: as announced, or else if it is no object."""
+        """Whether `value` is sent as `{"result": value}`: as the schema says, or else because it is not an object."""
         if self.output_schema is None:
             return value is not None and not isinstance(value, dict)
         return WRAPS in self.output_schema or not isinstance(value, dict)
@@ -170,36 +170,38 @@ class ToolSpec:
                 f"{'.'.join(map(str, p['loc'])) or 'arguments'}: {p['msg']}" for p in error.errors(include_url=False)
             ]
             raise InvalidToolArguments(f"{self.name}: {'; '.join(problems)}", tool_name=self.name) from None
-        given = checked.__dict__
-        place = place_of_nonfinite(given)
+        values = checked.__dict__
+        place = find_nonfinite(values)
         if place is not None:
             name = ".".join(map(str, (self._names[place[0]], *place[1:])))
             raise InvalidToolArguments(f"{self.name}: {name}: {MESSAGE}", tool_name=self.name)
-        return {self._names[field]: given[field] for field in checked.__pydantic_fields_set__}
+        return {self._names[field]: values[field] for field in checked.__pydantic_fields_set__}
 
 
 def collect_tools(cls: type) -> dict[str, ToolSpec]:
     """Every `@tool` method of a class, by the name agents use, in the order they were written."""
-    found: dict[str, ToolSpec] = {}
-    seen: set[str] = set()
+    specs: dict[str, ToolSpec] = {}
+    visited: set[str] = set()
     names = [name for base in reversed(cls.__mro__) for name in vars(base)]
     for attribute in names:
         function = getattr(cls, attribute, None)
         options = getattr(function, MARK, None)
-        if options is None or attribute in seen:
+        if options is None or attribute in visited:
             continue
-        seen.add(attribute)
+        visited.add(attribute)
         if isinstance(inspect.getattr_static(cls, attribute), (staticmethod, classmethod)):
-            raise _no_plain_method(attribute)
+            raise _not_a_method(attribute)
         spec = ToolSpec(function, options)  # type: ignore[arg-type]
-        if spec.name in found:
+        if spec.name in specs:
             raise ConfigError(f"{cls.__name__} has two tools called {spec.name!r}")
-        found[spec.name] = spec
-    return found
+        specs[spec.name] = spec
+    return specs
 
 
-def _no_plain_method(name: str) -> ConfigError:
-    return ConfigError(f"tool {name!r} is no plain method", hint="drop @staticmethod or @classmethod, and take self")
+def _not_a_method(name: str) -> ConfigError:
+    return ConfigError(
+        f"tool {name!r} is not a plain method", hint="drop @staticmethod or @classmethod, and take self"
+    )
 
 
 _ARGUMENTS = re.compile(r"^\s*(?:args|arguments|parameters)\s*:\s*$", re.IGNORECASE)

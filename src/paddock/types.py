@@ -1,4 +1,4 @@
-"""What goes in and out of an environment: actions, observations, state, and the tool forms of them.
+"""The data of an environment: actions, observations, state, and the actions and observations of tools.
 
 Field names and defaults are those of the OpenEnv wire, so either side's models describe the same JSON.
 """
@@ -27,14 +27,14 @@ class Observation(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True, arbitrary_types_allowed=True)
 
     done: bool = False
-    # The most frequent type stands first: pydantic stops at the first exact match.
+    # The most frequent type comes first: pydantic stops at the first exact match.
     reward: float | int | bool | None = None
     """None means "not scored", which is not the same as zero."""
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
 class State(BaseModel):
-    """Where an episode stands. Subclasses add fields; unknown ones are kept."""
+    """The state of an episode. Subclasses add fields; unknown ones are kept."""
 
     model_config = ConfigDict(extra="allow", validate_assignment=True, arbitrary_types_allowed=True)
 
@@ -43,7 +43,7 @@ class State(BaseModel):
 
 
 class ListToolsAction(Action):
-    """Ask a tool environment what it can do."""
+    """List the tools of a tool environment."""
 
     type: Literal["list_tools"] = "list_tools"
 
@@ -101,13 +101,13 @@ class CallResult:
     value: Any
     """What the tool returned; the text of its content if the server sends nothing else."""
     reward: float | int | bool | None = None
-    """What the call earned. None means "not scored", or that the server does not tell."""
+    """The reward of the call. None means "not scored", or that the server does not send it."""
     done: bool = False
-    """Whether the call ended the episode. Servers other than Paddock do not tell, and then it is False."""
+    """Whether the call ended the episode. Servers other than Paddock do not send it; then it is False."""
     content: list[dict[str, Any]] = field(default_factory=list)
     """The blocks of MCP, such as text and images, as the server sent them."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """What else the server said of the call."""
+    """Further fields that the server sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from gymnasium.utils.env_checker import check_env
 
 from adapters.served import serving
 from paddock import SyncClient
-from paddock.adapters.gymnasium import RemoteEnv, RemoteVectorEnv, images
-from paddock.adapters.gymnasium import spaces as wire
-from paddock.adapters.gymnasium.environment import environment_class
+from paddock.adapters.gymnasium import RemoteEnv, RemoteVectorEnv
+from paddock.adapters.gymnasium import spaces as paddock_spaces
+from paddock.adapters.gymnasium.environment import environment_class, pixels_of_url, png_url
 from paddock.envs.counter import Counter
 from paddock.errors import ConfigError, InvalidMessage, TargetError
 from paddock.protocol.codec import encode
@@ -104,13 +104,13 @@ def test_the_remote_trajectory_is_the_local_one(cartpole: Running) -> None:
 
 def test_a_remote_environment_passes_gymnasiums_own_check(cartpole: Running) -> None:
     remote = RemoteEnv(cartpole.url)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reply:
         warnings.simplefilter("always")
         check_env(remote)
     remote.close()
     # These it says of CartPole itself, and of every environment that was not made by name.
-    known = ("infinity", "not having a spec")
-    assert [text for each in told if not any(word in (text := str(each.message)) for word in known)] == []
+    expected = ("infinity", "not having a spec")
+    assert [text for each in reply if not any(word in (text := str(each.message)) for word in expected)] == []
 
 
 def test_every_kind_of_space_comes_through(everything: Running) -> None:
@@ -162,8 +162,8 @@ WRONG = {
 
 @pytest.mark.parametrize(("action", "told"), WRONG.values(), ids=WRONG.keys())
 def test_a_wrong_action_is_refused_by_name(action: Any, told: str) -> None:
-    with pytest.raises(wire.Misfit, match=told):
-        wire.read(Everything.action_space, action)
+    with pytest.raises(paddock_spaces.NotInSpace, match=told):
+        paddock_spaces.decode(Everything.action_space, action)
 
 
 def test_a_refused_action_reaches_the_client_with_its_field(cartpole: Running) -> None:
@@ -191,19 +191,21 @@ def test_a_remote_environment_tells_what_is_wrong_with_an_action(cartpole: Runni
 @pytest.mark.parametrize("space", [Everything.action_space, Everything.observation_space], ids=["action", "seen"])
 def test_samples_survive_the_wire(space: Any) -> None:
     space.seed(5)
-    rebuilt = wire.rebuild(wire.describe(space))
+    rebuilt = paddock_spaces.rebuild(paddock_spaces.describe(space))
     assert rebuilt == space
     for _ in range(50):
         sample = space.sample()
-        sent = encode(wire.write(space, sample))
-        assert encode(wire.write(space, wire.restore(rebuilt, orjson.loads(sent)))) == sent
-        wire.read(space, orjson.loads(sent))
+        sent = encode(paddock_spaces.encode(space, sample))
+        assert (
+            encode(paddock_spaces.encode(space, paddock_spaces.decode_unchecked(rebuilt, orjson.loads(sent)))) == sent
+        )
+        paddock_spaces.decode(space, orjson.loads(sent))
 
 
 def test_a_frame_survives_its_url() -> None:
     for shape in ((3, 4), (3, 4, 3), (2, 2, 4)):
         frame = numpy.random.default_rng(0).integers(0, 255, shape, dtype=numpy.uint8)
-        numpy.testing.assert_array_equal(images.from_url(images.to_url(frame)), frame, strict=True)
+        numpy.testing.assert_array_equal(pixels_of_url(png_url(frame)), frame, strict=True)
 
 
 def test_a_vector_goes_the_way_of_gymnasiums_own(cartpole: Running) -> None:
@@ -248,10 +250,12 @@ def test_a_server_without_spaces_is_told() -> None:
 @pytest.mark.parametrize("value", [[None, 0.0], [math.nan, 0.0], [math.inf, 0.0]])
 @pytest.mark.parametrize("bound", [1.0, math.inf])
 def test_an_action_of_a_box_is_finite(value: list[Any], bound: float) -> None:
-    with pytest.raises(wire.Misfit, match=r"\[0\]: a finite number is needed"):
-        wire.read(spaces.Box(-bound, bound, (2,), numpy.float32), value)
+    with pytest.raises(paddock_spaces.NotInSpace, match=r"\[0\]: a finite number is needed"):
+        paddock_spaces.decode(spaces.Box(-bound, bound, (2,), numpy.float32), value)
 
 
 def test_a_box_without_bounds_can_be_described() -> None:
     endless = spaces.Box(-numpy.inf, numpy.inf, (2,), numpy.float32)
-    assert wire.rebuild(json.loads(json.dumps(wire.describe(endless), allow_nan=False))) == endless
+    assert (
+        paddock_spaces.rebuild(json.loads(json.dumps(paddock_spaces.describe(endless), allow_nan=False))) == endless
+    )

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from paddock import SyncClient
-from paddock.adapters.mcp import stdio
+from paddock.client.mcp import stdio
 from paddock.client.transports import memory
 from paddock.errors import TargetError
-from paddock.rollouts.loop.environment import EnvironmentScene
-from paddock.rollouts.outcome import Outcome
+from paddock.rollouts.loop.environment import EnvironmentSession
+from paddock.store.outcome import Outcome
 from paddock.targets import load_target
-from rollouts.loop.scenes import played, turns
+from rollouts.loop.fake_session import played, turns
 from rollouts.played import run
 
 SERVER = """
@@ -86,9 +86,9 @@ def test_a_rollout_whose_tool_hangs_ends_at_its_deadline(
     (tmp_path / "server.py").write_text(HUNG)
     make, _ = load_target(f"mcp:{sys.executable} {tmp_path / 'server.py'}")
     # A server that hangs is not given the time of one that ends by itself: this would take five minutes.
-    monkeypatch.setattr(stdio, "PARTING_SECONDS", 150.0)
+    monkeypatch.setattr(stdio, "EXIT_SECONDS", 150.0)
     monkeypatch.setattr(memory, "CLOSE_SECONDS", 300.0)
-    scene = EnvironmentScene(make, "Take a nap.")
+    scene = EnvironmentSession(make, "Take a nap.")
     record, _, store = run(played(tmp_path, scene, turns({"tool": "nap"}), agent_timeout=1.0))
     store.close()
     assert (record.outcome, record.error) == (Outcome.TIMEOUT, "the agent did not finish in time")

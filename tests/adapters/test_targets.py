@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from paddock import Action, Observation, SyncClient, adapters
-from paddock.adapters.mcp.stdio import parse_command
-from paddock.adapters.openenv.target import typed
+from paddock.adapters.mcp import parse_command
+from paddock.adapters.openenv import with_types
 from paddock.adapters.tools import ForeignTool
 from paddock.envs.counter import Counter
 from paddock.errors import InvalidToolArguments, TargetError
@@ -79,12 +79,12 @@ class Annotated:
 
 
 def test_types_are_read_off_the_methods_where_a_class_does_not_name_them() -> None:
-    made = typed(Annotated)
+    made = with_types(Annotated)
     assert (made.action_type, made.observation_type, made.__name__) == (Move, Seen, "Annotated")  # type: ignore[attr-defined]
     with SyncClient(made) as client:
         client.reset()
         assert client.step({"to": 3}).observation.at == 3
-    assert typed(Counter) is Counter
+    assert with_types(Counter) is Counter
 
 
 @pytest.mark.parametrize(

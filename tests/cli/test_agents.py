@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from paddock.agents import AGENTS, find_agent
 from paddock.errors import AgentError
-from paddock.rollouts.agents import AGENTS, find_agent
 
 from .processes import paddock
 

@@ -63,7 +63,7 @@ def test_results_are_json_whatever_the_environment_prints(broken: str) -> None:
     document = json.loads(done.stdout)
     [failure] = [result for result in document["results"] if result["outcome"] == "failed"]
     assert (document["ok"], document["counts"]["failed"]) == (False, 1)
-    assert failure.keys() == {"name", "outcome", "detail", "hint", "seconds"}
+    assert failure.keys() == {"name", "outcome", "detail", "hint", "seconds", "fault"}
     assert "hello from reset" in done.stderr
 
 
@@ -77,9 +77,9 @@ def test_a_server_is_checked_by_its_url() -> None:
 def test_a_server_that_wants_a_token_gets_it() -> None:
     with serving("counter", "--auth-token", "secret") as url:
         refused = paddock("check", url)
-        given = paddock("check", url, "--auth-token", "secret")
+        completed = paddock("check", url, "--auth-token", "secret")
         read = paddock("check", url, PADDOCK_AUTH_TOKEN="secret")
-    assert (refused.returncode, given.returncode, read.returncode) == (2, 0, 0)
+    assert (refused.returncode, completed.returncode, read.returncode) == (2, 0, 0)
     assert "hint: give the server's token" in refused.stderr
 
 
@@ -113,6 +113,7 @@ def test_a_bad_target_ends_with_2_and_a_hint(target: str, hint: str) -> None:
         (["--timeout", "0"], "--timeout is 0"),
         (["--timeout", "nan"], "--timeout is nan"),
         (["--auth-token", "x"], "--auth-token has no effect"),
+        (["--shard", "1/2"], "--shard has no effect: counter is no task set"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused(
@@ -121,8 +122,8 @@ def test_an_option_that_cannot_be_meant_is_refused(
     with pytest.raises(SystemExit) as ended:
         main(["check", "counter", *options])
     assert ended.value.code == 2
-    told, hint = capsys.readouterr().err.splitlines()
-    assert told.startswith(f"error: {said}")
+    reply, hint = capsys.readouterr().err.splitlines()
+    assert reply.startswith(f"error: {said}")
     assert hint.startswith("hint: ")
 
 
@@ -130,8 +131,8 @@ def test_a_port_that_never_answers_ends_with_2_and_a_hint() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         done = paddock("check", f"http://127.0.0.1:{silent.getsockname()[1]}", "--timeout", "0.2")
     assert (done.returncode, done.stdout) == (2, "")
-    said, hint = done.stderr.splitlines()
-    assert said.endswith("did not answer within 0.2 s")
+    reply, hint = done.stderr.splitlines()
+    assert reply.endswith("did not answer within 0.2 s")
     assert hint.startswith("hint: ")
 
 
@@ -178,8 +179,8 @@ def test_progress_is_shown_on_a_terminal_only() -> None:
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=follower, env=environment, check=True)
     os.close(follower)
-    shown = os.read(leader, 65536).decode()
+    output = os.read(leader, 65536).decode()
     os.close(leader)
-    assert "checking counter" in shown
+    assert "checking counter" in output
     assert json.loads(done.stdout)["ok"]
     assert "checking" not in paddock("check", "counter").stderr

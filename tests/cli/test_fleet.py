@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from fleet.plane_process import PlaneProcess, note_task, plane_process
-from paddock.cli.fleet import USUAL, read_environments, with_usual
-from paddock.cli.fleet_place import ADDRESS_FILE, find_plane
+from paddock.cli.fleet import DEFAULT_ENVIRONMENTS, add_defaults, read_environments
+from paddock.cli.fleet_plane import ADDRESS_FILE, find_plane
 from paddock.errors import ConfigError
 from paddock.fleet.report import percentiles, summarize_rollouts
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.store import Store
+from paddock.store import Store
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
 
 from .processes import paddock
 
@@ -107,8 +107,8 @@ def test_tasks_are_run_to_a_table(plane: PlaneProcess, tmp_path: Path) -> None:
     assert done.stdout.split("\n")[1].split()[1:4] == ["note-x", "ok", "1"]
     assert "note-x #0: ok, reward 1, 2 calls" in done.stderr
     assert "4 rollouts run at a time" in done.stderr
-    shown = paddock("fleet", "run", "tasks.json", *where, "--json", cwd=tmp_path)
-    assert [(each["reward"], each["metadata"]["env_key"]) for each in lines(shown.stdout)] == [(1.0, "safe")]
+    completed = paddock("fleet", "run", "tasks.json", *where, "--json", cwd=tmp_path)
+    assert [(each["reward"], each["metadata"]["env_key"]) for each in lines(completed.stdout)] == [(1.0, "safe")]
     reported = json.loads(paddock("fleet", "report", "--store", "store", "--json", cwd=tmp_path).stdout)
     assert reported["total"]["outcomes"] == {"ok": 2}
     assert reported["environments"][0]["provisioning"]["most"] > 0
@@ -191,15 +191,15 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_plane_of_this_machine_needs_no_words(local: Path) -> None:
-    found = find_plane(None, None, None)
-    assert (found.base_url, found.api_key) == ("http://127.0.0.1:9", "local-key")
+    address = find_plane(None, None, None)
+    assert (address.base_url, address.api_key) == ("http://127.0.0.1:9", "local-key")
 
 
 def test_variables_name_another_plane(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_BASE_URL", "http://127.0.0.1:8/")
     monkeypatch.setenv("FLEET_API_KEY", "other-key")
-    found = find_plane(None, None, None)
-    assert (found.base_url, found.api_key) == ("http://127.0.0.1:8", "other-key")
+    address = find_plane(None, None, None)
+    assert (address.base_url, address.api_key) == ("http://127.0.0.1:8", "other-key")
     assert find_plane(None, None, local).base_url == "http://127.0.0.1:9"
 
 
@@ -221,9 +221,9 @@ def test_versions_of_a_key_are_put_together() -> None:
 
 
 def test_notes_is_hosted_beside_what_is_asked_for_unless_its_key_is_taken() -> None:
-    assert with_usual(()) == USUAL
-    assert with_usual(("shop=pkg.mod:Shop",)) == ("notes", "shop=pkg.mod:Shop")
-    assert with_usual(("notes=pkg.mod:Mine@v3",)) == ("notes=pkg.mod:Mine@v3",)
+    assert add_defaults(()) == DEFAULT_ENVIRONMENTS
+    assert add_defaults(("shop=pkg.mod:Shop",)) == ("notes", "shop=pkg.mod:Shop")
+    assert add_defaults(("notes=pkg.mod:Mine@v3",)) == ("notes=pkg.mod:Mine@v3",)
 
 
 @pytest.mark.parametrize("written", [["a=notes", "a=echo"], ["=notes"], ["a="], ["in stances=notes"], ["a@b=x.y:Z"]])

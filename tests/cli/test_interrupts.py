@@ -53,7 +53,7 @@ ROLLOUT = "rollout --prompt x --agent command:true --model replay:script.json"
         ("serve counter --port 0", "uvicorn"),
         ("serve counter --port 0", "paddock.envs.counter"),
         ("view --no-open", "paddock.web.app"),
-        ("trace export --to trl", "paddock.rollouts.export.trl"),
+        ("trace export --to trl", "paddock.export.trl"),
         ("fleet run tasks.json --model replay:script.json", "paddock.fleet.run"),
         ("check counter", "rich.progress"),
     ],
@@ -75,9 +75,9 @@ def test_an_interrupt_soon_after_the_start_ends_with_130(tmp_path: Path, delay: 
     started = subprocess.Popen(command(tmp_path), stderr=subprocess.PIPE, text=True, restore_signals=True)
     time.sleep(delay)
     started.send_signal(signal.SIGINT)
-    _, said = started.communicate(timeout=30)
-    assert started.returncode == 130, said
-    assert "Traceback" not in said
+    _, reply = started.communicate(timeout=30)
+    assert started.returncode == 130, reply
+    assert "Traceback" not in reply
 
 
 def test_an_interrupt_ends_a_check_that_runs_with_130(tmp_path: Path) -> None:

@@ -70,10 +70,10 @@ def test_it_serves(project: Project) -> None:
         command, cwd=project.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
-        told = json.loads(server.stdout.readline())
+        output = json.loads(server.stdout.readline())
         server.terminate()
         server.wait(20)
-    assert told["environment"] == "wordgameenv"
+    assert output["environment"] == "wordgameenv"
 
 
 def test_pyproject_is_installable(project: Project) -> None:

@@ -16,8 +16,8 @@ def test_a_folder_of_that_name_on_the_path_is_a_shadow(tmp_path: Path, monkeypat
     other = tmp_path / "paddock" / "__init__.py"
     other.touch()
     monkeypatch.chdir(tmp_path)
-    found = doctor.paddock()
-    assert (found.status, str(other) in found.detail) == ("problem", True)
+    finding = doctor.paddock()
+    assert (finding.status, str(other) in finding.detail) == ("problem", True)
 
 
 def test_a_distribution_of_that_name_is_a_shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +25,6 @@ def test_a_distribution_of_that_name_is_a_shadow(tmp_path: Path, monkeypatch: py
     described.mkdir()
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: paddock\nVersion: 0.1.0b6\n")
     monkeypatch.setattr(sys, "path", [*sys.path, os.fspath(tmp_path)])
-    found = doctor.paddock()
-    assert (found.status, "paddock 0.1.0b6" in found.detail) == ("problem", True)
-    assert found.hint == "pip uninstall paddock && pip install --force-reinstall paddock-rl"
+    finding = doctor.paddock()
+    assert (finding.status, "paddock 0.1.0b6" in finding.detail) == ("problem", True)
+    assert finding.hint == "pip uninstall paddock && pip install --force-reinstall paddock-rl"

@@ -7,28 +7,28 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from export.rollouts import call, conversation, record
 from paddock.cli.commands import paddock
 from paddock.errors import ConfigError
-from paddock.rollouts.export import FORMS
-from paddock.rollouts.store import Store
-from rollouts.export.rollouts import call, conversation, record
+from paddock.export import FORMS
+from paddock.store import Store
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     folder = tmp_path / "store"
-    with Store.open(folder) as kept:
+    with Store.open(folder) as opened:
         versioned = conversation(2)
         for each, version in zip(versioned, ("1", "2"), strict=True):
             each.weight_version = version
         for name, reward, calls in (("r00a", 1.0, versioned), ("r00b", None, conversation(1))):
             about = record(name, reward, started_at=float(len(name)), reward_reason="it hung")
             outcome, about.outcome = about.outcome, None
-            kept.begin(about)
+            opened.begin(about)
             for each in calls:
-                kept.save_call(name, each)
+                opened.save_call(name, each)
             about.outcome = outcome
-            kept.finish(about)
+            opened.finish(about)
     return folder
 
 
@@ -50,8 +50,8 @@ def test_only_scored_rollouts_are_written_and_the_reason_is_told(store: Path) ->
 
 
 def test_what_nobody_scored_can_be_flagged(store: Path) -> None:
-    found = lines(export(store, "--to", "trl", "--unscored", "flag"))
-    assert [line["reward"] for line in found] == [1.0, None]
+    exported = lines(export(store, "--to", "trl", "--unscored", "flag"))
+    assert [line["reward"] for line in exported] == [1.0, None]
 
 
 def test_weights_choose_the_calls(store: Path) -> None:
@@ -61,13 +61,15 @@ def test_weights_choose_the_calls(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "newest", "told"),
+    ("weights", "newest", "message"),
     [("2", "abc", "'abc', which has no number"), ("any", "2", "--newest has no effect"), ("same", "2", "no effect")],
 )
-def test_a_newest_version_that_decides_nothing_is_refused(store: Path, weights: str, newest: str, told: str) -> None:
+def test_a_newest_version_that_decides_nothing_is_refused(
+    store: Path, weights: str, newest: str, message: str
+) -> None:
     refused = export(store, "--weights", weights, "--newest", newest).exception
     assert isinstance(refused, ConfigError)
-    assert told in refused.message
+    assert message in refused.message
     assert "--weights" in (refused.hint or "")
     assert lines(export(store, "r00a", "--weights", "same")) == []
     assert lines(export(store, "r00a", "--weights", "newest", "--newest", "9")) == []
@@ -96,11 +98,11 @@ def test_a_check_writes_nothing_and_tells_what_is_left_out(store: Path, form: st
 
 
 def test_a_check_ends_with_1_if_something_is_wrong(store: Path, tmp_path: Path) -> None:
-    with Store.open(store) as kept:
+    with Store.open(store) as opened:
         about = record("r00c", 1.0, outcome=None)
-        kept.begin(about)
-        kept.save_call("r00c", call(0, [1], [2], logprobs=[0.75]))
-        kept.finish(record("r00c", 1.0))
+        opened.begin(about)
+        opened.save_call("r00c", call(0, [1], [2], logprobs=[0.75]))
+        opened.finish(record("r00c", 1.0))
     result = export(store, "r00c", "--check", "--json")
     assert result.return_value == 1
     finding, report = lines(result)
@@ -132,10 +134,12 @@ def test_wrong_words_are_refused_with_a_hint(store: Path, arguments: tuple[str, 
 
 
 def test_a_list_without_a_match_is_not_an_empty_store(store: Path, tmp_path: Path) -> None:
-    def told(folder: Path, *arguments: str) -> str:
+    def printed(folder: Path, *arguments: str) -> str:
         command = ["trace", "list", "--store", str(folder), *arguments]
         return CliRunner().invoke(paddock, command, standalone_mode=False).stderr
 
-    assert "no rollout matches --task another --outcome lost" in told(store, "--task", "another", "--outcome", "lost")
+    assert "no rollout matches --task another --outcome lost" in printed(
+        store, "--task", "another", "--outcome", "lost"
+    )
     Store.open(tmp_path / "empty").close()
-    assert "the store holds no rollouts" in told(tmp_path / "empty")
+    assert "the store holds no rollouts" in printed(tmp_path / "empty")

@@ -13,7 +13,7 @@ from pydantic import Field
 from environments import Add, Adder, AsyncKit, AsyncScripted, Kit, Scripted, Sum, Total, Watched
 from paddock import Action, Client, Environment, Observation, State, ToolEnvironment, ToolReturn, tool
 from paddock.client.client import UnknownResetArgument
-from paddock.client.policy import Timeouts
+from paddock.client.reconnect import Timeouts
 from paddock.config import Access
 from paddock.envs.counter import Counter
 from paddock.errors import (
@@ -570,7 +570,7 @@ async def test_a_closed_client_says_so(serve: Serve) -> None:
 async def test_closing_does_not_wait_for_a_peer_that_does_not_read(
     serve: Serve, through: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paddock.client.transports.link.HANG_UP_SECONDS", 0.1)
+    monkeypatch.setattr("paddock.client.transports.socket.CLOSE_SECONDS", 0.1)
     proxy = await through(serve(Scripted).port)
     env = await Client.connect(proxy.url)
     proxy.deaf = True

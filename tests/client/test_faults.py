@@ -8,7 +8,7 @@ import pytest
 
 from environments import Adder, AsyncScripted, InlineAdder, Kit, Watched
 from paddock import Client, VectorClient
-from paddock.client.policy import Reconnect, Timeouts
+from paddock.client.reconnect import Reconnect, Timeouts
 from paddock.errors import ConnectFailed, DeadlineExceeded, EpisodeLost, OutcomeUnknown
 from running import Serve
 

@@ -11,7 +11,7 @@ import pytest
 from environments import Add, Adder, Alone, AsyncScripted, Did, Kit, Scripted, SlowToBuild, Sum, Total, Watched
 from paddock import Action, Client, Environment, Observation, State, ToolEnvironment, tool
 from paddock.client.client import UnknownResetArgument
-from paddock.client.policy import Reconnect
+from paddock.client.reconnect import Reconnect
 from paddock.client.transports import memory
 from paddock.errors import (
     ClientError,
@@ -253,7 +253,7 @@ class Slow(ToolEnvironment):
 
 
 async def test_closing_waits_for_close_and_for_no_call_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "GRACE", 1000.0)
+    monkeypatch.setattr(memory, "DRAIN_SECONDS", 1000.0)
     env: Client[Any] = Client(Slow)
     await env.reset()
     call = asyncio.create_task(env.call_tool("nap"))

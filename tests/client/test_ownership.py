@@ -13,7 +13,6 @@ import pytest
 from environments import Adder, InlineAdder, Watched
 from paddock import Client, Reconnect, SyncClient, VectorClient
 from paddock.errors import ClientError
-from paddock.fleet.sync import LoopThread
 from running import Serve, wait_until
 
 FORK = multiprocessing.get_context("fork")
@@ -67,7 +66,7 @@ def test_a_closed_client_may_be_opened_in_another_loop(serve: Serve, kind: str) 
 
 def in_child(work: Callable[[], Any]) -> str:
     """What `work` raises in a forked child, within a few seconds."""
-    said, child_says = FORK.Pipe(duplex=False)
+    reply, child_says = FORK.Pipe(duplex=False)
 
     def child() -> None:
         try:
@@ -80,7 +79,7 @@ def in_child(work: Callable[[], Any]) -> str:
     process = FORK.Process(target=child)
     process.start()
     try:
-        return str(said.recv()) if said.poll(8) else "it hangs"
+        return str(reply.recv()) if reply.poll(8) else "it hangs"
     finally:
         process.kill()
         process.join()
@@ -93,8 +92,8 @@ def test_a_forked_child_is_refused_at_once(serve: Serve, lives: list[Watched], k
     async def main() -> None:
         await begin(env)
         loop = asyncio.get_running_loop()
-        said = await loop.run_in_executor(None, in_child, lambda: asyncio.run(first_calls(env)))
-        assert "ClientError: the client was opened in another process" in said
+        completed = await loop.run_in_executor(None, in_child, lambda: asyncio.run(first_calls(env)))
+        assert "ClientError: the client was opened in another process" in completed
         assert await loop.run_in_executor(None, in_child, lambda: asyncio.run(env.close())) == "no error"
         await first_calls(env)
         await env.close()
@@ -111,23 +110,14 @@ def test_a_sync_client_in_a_forked_child_is_refused_at_once(serve: Serve, target
         assert env.step({"amount": 1}).observation is not None
 
 
-def test_a_loop_thread_in_a_forked_child_is_refused_at_once() -> None:
-    thread = LoopThread()
-    thread.call(asyncio.sleep, 0)
-    assert "ClientError: the client was opened in another process" in in_child(lambda: thread.call(asyncio.sleep, 0))
-    assert in_child(thread.close) == "no error"
-    thread.call(asyncio.sleep, 0)
-    thread.close()
-
-
 @pytest.fixture
 def warned() -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
-        said: list[str] = []
-        yield said
-        said += [str(each.message) for each in caught]
-        assert any("was never closed" in message for message in said)
+        collected: list[str] = []
+        yield collected
+        collected += [str(each.message) for each in caught]
+        assert any("was never closed" in message for message in collected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,7 @@ import pytest
 
 from environments import Add, Adder, Total, Watched
 from paddock import Client
-from paddock.client.policy import Reconnect, Timeouts
+from paddock.client.reconnect import Reconnect, Timeouts
 from paddock.errors import DeadlineExceeded, EpisodeLost
 from running import Serve
 

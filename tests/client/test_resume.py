@@ -9,7 +9,7 @@ import pytest
 
 from environments import Adder, AsyncScripted, InlineAdder, Kit, Scripted, Watched
 from paddock import Client
-from paddock.client.policy import Reconnect, Timeouts
+from paddock.client.reconnect import Reconnect, Timeouts
 from paddock.errors import ClientError, ConnectFailed, DeadlineExceeded, EpisodeLost, InvalidMessage
 from paddock.protocol.resume import WINDOW
 from running import Serve

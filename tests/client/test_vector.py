@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from pydantic import Field
 
-from environments import Add, Adder, AsyncScripted, InlineAdder, Scripted, Watched
+from environments import Add, Adder, AsyncScripted, InlineAdder, Scripted, Watched, alive
 from paddock import Action, VectorClient
-from paddock.client.policy import Reconnect, Timeouts
+from paddock.client.reconnect import Reconnect, Timeouts
 from paddock.config import Access
 from paddock.errors import (
     CapacityReached,
@@ -191,15 +191,16 @@ async def test_an_answer_to_open_that_is_lost_costs_no_slot(serve: Serve, throug
     proxy.cut_answers = 1
     async with vector(proxy.url, 4) as envs:
         assert totals(await envs.reset_all()) == [0] * 4
-        assert len({lane.token for lane in envs._lanes}) == 4
+        assert len({session.token for session in envs._sub_sessions}) == 4
+        await until(lambda: alive() == 4)
     assert proxy.connections == 2
-    assert len(lives) == 4
+    await until(lambda: {life.closes for life in lives} == {1})
 
 
 async def test_closing_does_not_wait_for_a_peer_that_does_not_read(
     serve: Serve, through: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paddock.client.transports.link.HANG_UP_SECONDS", 0.1)
+    monkeypatch.setattr("paddock.client.transports.socket.CLOSE_SECONDS", 0.1)
     proxy = await through(serve(Scripted).port)
     envs = vector(proxy.url, 2)
     await envs.open()
@@ -227,7 +228,7 @@ async def test_a_server_that_restarted_has_lost_the_episodes(serve: Serve, throu
     proxy = await through(serve(Adder).port)
     async with vector(proxy.url, 2) as envs:
         await envs.reset_all()
-        tokens = [lane.token for lane in envs._lanes]
+        tokens = [session.token for session in envs._sub_sessions]
         proxy.upstream = serve(Adder).port
         proxy.cut()
         lost = await envs.step_all([{"amount": 1}] * 2)

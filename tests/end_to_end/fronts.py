@@ -27,13 +27,13 @@ class FrontProcess:
 
     def run(self, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """A command that has E2B's variables, in the interpreter that has E2B's SDK."""
-        given = {**quiet_environment(), **self.variables, **variables}
+        values = {**quiet_environment(), **self.variables, **variables}
         return subprocess.run(
             [peer_python("e2b"), *command],
             capture_output=True,
             text=True,
             timeout=CLIENT_SECONDS,
-            env=given,
+            env=values,
             check=False,
         )
 
@@ -74,11 +74,11 @@ def front(folder: Path, *options: str) -> Iterator[FrontProcess]:
 
 
 def children(pid: int) -> list[int]:
-    found: list[int] = []
+    collected: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in task.read_text().split():
-            found += [int(child), *children(int(child))]
-    return found
+            collected += [int(child), *children(int(child))]
+    return collected
 
 
 def command_of(pid: int) -> bytes:

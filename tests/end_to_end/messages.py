@@ -70,11 +70,11 @@ def rpc_result(id: Any, result: Any) -> dict[str, Any]:
 
 def rpc_error(id: Any, code: int, message: Any = None, data: Any = None) -> dict[str, Any]:
     """An error answer. Paddock may name the error in its data, and add a hint."""
-    told = Besides(data or {}, "code", "kind", "error_type", "hint")
+    reply = Besides(data or {}, "code", "kind", "error_type", "hint")
     return {
         "jsonrpc": "2.0",
         "id": id,
-        "error": {"code": code, "message": message or Some(str), "data": told},
+        "error": {"code": code, "message": message or Some(str), "data": reply},
     }
 
 

@@ -19,7 +19,7 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 @contextmanager
 def a_browser() -> Iterator[Browser]:
     program = find_browser()
-    assert program is not None, "the tests of the page need Chromium: python scripts/browser.py"
+    assert program is not None, "the tests of the page need Chromium: python -m scripts.browser"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         yield browser

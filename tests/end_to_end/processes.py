@@ -105,5 +105,5 @@ def fastmcp_command(port: int) -> list[str | Path]:
 
 def quiet_environment() -> dict[str, str]:
     """Our environment without what would send loopback traffic elsewhere or ask the internet."""
-    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    return {**kept, "PYTHONUNBUFFERED": "1", "FASTMCP_CHECK_FOR_UPDATES": "off"}
+    remaining = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    return {**remaining, "PYTHONUNBUFFERED": "1", "FASTMCP_CHECK_FOR_UPDATES": "off"}

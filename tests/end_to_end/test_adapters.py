@@ -19,7 +19,7 @@ from scripts.peers import PEERS, peer_python
 
 from adapters.served import serving
 from paddock import SyncClient
-from paddock.adapters.openenv.moving import can_carry, move_in
+from paddock.adapters.openenv import can_run_server, exec_in_venv
 from paddock.errors import EnvironmentFailure, InvalidMessage, StepTimeout, TargetError, ToolFailure
 from paddock.targets import load_target
 
@@ -146,11 +146,11 @@ def test_a_class_with_tools_needs_no_app_to_name_its_actions(options: tuple[str,
 
 
 def test_an_interpreter_that_cannot_carry_a_server_is_left_alone() -> None:
-    assert can_carry(sys.executable, {**os.environ, "PADDOCK_MOVED_IN": "/nowhere"}) is False
-    assert can_carry("/bin/false", dict(os.environ)) is False
-    assert can_carry("/no/such/python", dict(os.environ)) is False
-    move_in("openenv:pkg.mod:Class@/bin/sh", ["serve", "openenv:pkg.mod:Class@/bin/sh"])
-    move_in("counter", ["serve", "counter"])
+    assert can_run_server(sys.executable, {**os.environ, "PADDOCK_IMPORT_PATHS": "/nowhere"}) is False
+    assert can_run_server("/bin/false", dict(os.environ)) is False
+    assert can_run_server("/no/such/python", dict(os.environ)) is False
+    exec_in_venv("openenv:pkg.mod:Class@/bin/sh", ["serve", "openenv:pkg.mod:Class@/bin/sh"])
+    exec_in_venv("counter", ["serve", "counter"])
 
 
 def test_an_openenv_class_with_tools_offers_them() -> None:
@@ -266,8 +266,8 @@ def test_a_taskset_of_verifiers_gives_prompt_tools_and_reward() -> None:
     try:
         assert name == "sums"
         with SyncClient(make) as client:
-            shown = client.reset(index=1).observation["messages"]
-            assert [message["content"] for message in shown] == ["Add.", "What is 1 + 2?"]
+            visible = client.reset(index=1).observation["messages"]
+            assert [message["content"] for message in visible] == ["Add.", "What is 1 + 2?"]
             assert [tool.name for tool in client.tools()] == ["add", "submit_answer"]
             assert client.call_tool("add", a=1, b=2).value == {"result": 3}
             ended = client.step({"type": "call_tool", "tool_name": "submit_answer", "arguments": {"answer": "3"}})

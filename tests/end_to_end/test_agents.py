@@ -2,34 +2,43 @@
 
 import asyncio
 import shlex
+from pathlib import Path
 
 import pytest
 
+from paddock.agents import AGENTS, find_agent, load_agent
+from paddock.agents.base import Agent, AgentTools
+from paddock.agents.command import CommandAgent
+from paddock.agents.install import NODE_FOLDER
 from paddock.errors import ConfigError
-from paddock.rollouts.agents import AGENTS, find_agent, load_agent
-from paddock.rollouts.agents.base import Agent
-from paddock.rollouts.agents.command import CommandAgent
-from paddock.rollouts.agents.install import NODE_FOLDER
-from paddock.testing.agents import MOVES, Moves, bash, check_agent
+from paddock.loading import class_in_file
+from paddock.testing.agents import check_agent
 from paddock.testing.checks import Result
 from paddock.testing.conformance import failed
 from rollouts.played import SPEAKING, needs_bwrap, own_children, remember_children
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300, func_only=True), needs_bwrap]
 
-SHIPPED = [name for name in AGENTS if find_agent(name).size_mb]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_agent.py"
+MCP, SKILLS = {"it uses the mcp servers of a task"}, {"it offers the skills of a task"}
+SHIPPED = [name for name in AGENTS if find_agent(name).tools is not None]
 
 
-def results_of(agent: str | Agent, moves: Moves | None = None) -> dict[str, Result]:
-    return {result.name: result for result in asyncio.run(check_agent(agent, moves=moves))}
+def results_of(agent: str | Agent) -> dict[str, Result]:
+    return {result.name: result for result in asyncio.run(check_agent(agent))}
+
+
+def skipped(results: dict[str, Result]) -> set[str]:
+    return {name for name, result in results.items() if result.outcome == "skipped"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_agent_conforms(name: str) -> None:
     remember_children()
-    results = results_of(name)
+    agent, results = find_agent(name), results_of(name)
     assert failed(list(results.values())) == []
-    assert {result.outcome for result in results.values()} == {"passed"}
+    unsupported = (set() if agent.mcp_transports else MCP) | (set() if agent.supports_skills else SKILLS)
+    assert skipped(results) == unsupported
     assert own_children() == []
 
 
@@ -41,16 +50,29 @@ def test_a_shipped_agent_is_as_large_as_it_says(name: str) -> None:
     assert size == pytest.approx(find_agent(name).size_mb, rel=0.25, abs=5)
 
 
+def test_the_example_of_a_driver_conforms() -> None:
+    """CONTRIBUTING.md tells how to add an agent with it."""
+    results = results_of(class_in_file(str(EXAMPLE), "Tiny")())
+    assert failed(list(results.values())) == []
+    assert skipped(results) == MCP | SKILLS
+
+
 # -- the suite itself: a small agent that conforms, and what it finds in those that do not -----------------
 
-TOOLS = Moves(run=bash, write=lambda path, text: bash(f"printf %s {shlex.quote(text)} > {path}"))
+TOOLS = AgentTools(
+    run=lambda command: ("bash", {"command": command}),
+    write=lambda path, text: ("bash", {"command": f"printf %s {shlex.quote(text)} > {path}"}),
+)
 
 
 class Talking(CommandAgent):
     """A driver whose program is a few lines of Python."""
 
     name = "talking"
-    must_call = True
+    requires_model_call = True
+    tools = TOOLS
+    mcp_transports = ()
+    supports_skills = False
 
     def __init__(self, script: str = "sys.exit(converse())") -> None:
         super().__init__(shlex.join(["/usr/bin/python3", "-I", "-c", f"{SPEAKING}\n{script}"]))
@@ -69,28 +91,23 @@ BROKEN = {
 
 
 def test_a_small_agent_conforms_without_live_events() -> None:
-    results = results_of(Talking(), TOOLS)
+    results = results_of(Talking())
     assert failed(list(results.values())) == []
-    skipped = {name for name, result in results.items() if result.outcome == "skipped"}
-    assert skipped == {"it tells what it does while it does it", "it keeps a transcript"}
+    assert skipped(results) == {"it reports events while it runs", "it keeps a transcript"} | MCP | SKILLS
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_an_agent_gets_wrong_is_found(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paddock.rollouts.limits import Timeouts
+    from paddock.limits import RolloutTimeouts
     from paddock.testing import agents
 
-    monkeypatch.setattr(agents, "TIMEOUTS", Timeouts(agent=5, verifier=30, model_call=60))
+    monkeypatch.setattr(agents, "TIMEOUTS", RolloutTimeouts(agent=5, verifier=30, model_call=60))
     agent, wrong = BROKEN[case]
-    results = results_of(agent, TOOLS)
+    results = results_of(agent)
     assert results[wrong].outcome == "failed", results
     assert results[wrong].hint
 
 
-def test_an_agent_whose_tools_are_unknown_is_not_examined() -> None:
-    with pytest.raises(ConfigError, match="nothing is known of the tools of talking"):
-        results_of(Talking())
-
-
-def test_every_shipped_agent_can_be_examined() -> None:
-    assert set(SHIPPED) <= set(MOVES)
+def test_an_agent_without_tools_is_not_checked() -> None:
+    with pytest.raises(ConfigError, match="the driver of command does not name its tools"):
+        results_of(CommandAgent("/bin/true"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paddock.rollouts.store import Store
+from paddock.store import Store
 from rollouts.played import needs_bwrap
 
 from .test_rollouts import paddock
@@ -31,8 +31,8 @@ def test_what_opencodes_shell_asks_is_not_trained_on(tmp_path: Path) -> None:
     assert (record["outcome"], record["reward"]) == ("ok", 1.0), ran.words
     with Store.open(tmp_path / "store", read_only=True) as store:
         calls = store.calls(record["rollout_id"])
-    said = [(str(call.message.get("content") or ""), str(call.caller), call.trainable) for call in calls]
-    assert ("Taken.", "foreign", False) in said
-    assert [each for each in said if each[0] == "Within."] in ([], [("Within.", "foreign", False)])
-    assert ("Done.", "agent", True) in said
+    reply = [(str(call.message.get("content") or ""), str(call.caller), call.trainable) for call in calls]
+    assert ("Taken.", "foreign", False) in reply
+    assert [each for each in reply if each[0] == "Within."] in ([], [("Within.", "foreign", False)])
+    assert ("Done.", "agent", True) in reply
     assert [call.trainable for call in calls if call.caller == "agent"] == [True, True, True]

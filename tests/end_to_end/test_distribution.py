@@ -73,8 +73,8 @@ def test_the_wheel_has_every_file_of_the_package(built: dict[str, Path]) -> None
     there = {str(path.relative_to(source.parent)) for path in source.rglob("*") if path.is_file()}
     packed = {name for name in zipfile.ZipFile(built["wheel"]).namelist() if ".dist-info/" not in name}
     assert packed == {name for name in there if "__pycache__" not in name}
-    needed = ("py.typed", "web/static/index.html", "tasks/replay.json", "cli/template/common/Dockerfile.template")
-    assert {f"paddock/{name}" for name in needed} <= packed
+    data = ("web/static/index.html", "tasks/shipped/replay.json", "cli/template/common/Dockerfile.template")
+    assert {f"paddock/{name}" for name in ("py.typed", *data)} <= packed
 
 
 def test_the_sdist_has_what_its_tests_need(built: dict[str, Path]) -> None:
@@ -116,12 +116,12 @@ def test_doctor_reports_a_foreign_paddock(built: dict[str, Path], tmp_path: Path
     place = install(tmp_path, built["wheel"])
     assert finding(place)["status"] == "ok"
     add(place.root, stranger)
-    found = finding(place)
-    assert (found["status"], "paddock 0.0.9" in found["detail"]) == ("problem", True)
-    assert "overwritten" in found["detail"]
-    assert found["hint"] == "pip uninstall paddock && pip install --force-reinstall paddock-rl"
+    result = finding(place)
+    assert (result["status"], "paddock 0.0.9" in result["detail"]) == ("problem", True)
+    assert "overwritten" in result["detail"]
+    assert result["hint"] == "pip uninstall paddock && pip install --force-reinstall paddock-rl"
 
 
 def finding(place: Installed) -> dict[str, str]:
-    told = place.run("paddock", "doctor", "--json")
-    return next(each for each in json.loads(told.stdout)["findings"] if each["name"] == "paddock")
+    completed = place.run("paddock", "doctor", "--json")
+    return next(each for each in json.loads(completed.stdout)["findings"] if each["name"] == "paddock")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fleet.plane_process import PlaneProcess, adds, note_task, plain_environment, plane_process, played
-from paddock.rollouts.ledger import recover
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.store import Store
+from paddock.rollouts.sandboxes import recover
+from paddock.store import Store
+from paddock.store.outcome import Outcome
 from rollouts.played import children_of, wait_until
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(90, func_only=True)]
@@ -31,7 +31,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlaneProcess]:
         yield started
 
 
-class Desk:
+class FleetCommands:
     """A folder with eight tasks, a model and a store, and commands that run on them."""
 
     def __init__(self, folder: Path, plane: PlaneProcess, **script: Any) -> None:
@@ -57,7 +57,7 @@ class Desk:
         self.started.append(subprocess.Popen(command, cwd=self.folder, env=plain_environment(), **piped))
         return self.started[-1]
 
-    def __enter__(self) -> "Desk":
+    def __enter__(self) -> "FleetCommands":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,21 +88,21 @@ class Desk:
 
 
 def test_eight_tasks_in_parallel_get_the_right_rewards(plane: PlaneProcess, tmp_path: Path) -> None:
-    with Desk(tmp_path, plane) as desk:
-        running = desk.start("--json")
+    with FleetCommands(tmp_path, plane) as commands:
+        running = commands.start("--json")
         stdout, stderr = running.communicate(timeout=80)
         assert running.returncode == 0, stderr
-        found = {line["task_id"]: line for line in map(json.loads, stdout.splitlines())}
-        assert [found[f"note-{title}"]["reward"] for title in TITLES] == [1.0] * 6 + [0.0] * 2
-        assert all(line["outcome"] == "ok" and line["trainable"] for line in found.values())
-        assert len({line["metadata"]["instance_id"] for line in found.values()}) == 8
+        result = {line["task_id"]: line for line in map(json.loads, stdout.splitlines())}
+        assert [result[f"note-{title}"]["reward"] for title in TITLES] == [1.0] * 6 + [0.0] * 2
+        assert all(line["outcome"] == "ok" and line["trainable"] for line in result.values())
+        assert len({line["metadata"]["instance_id"] for line in result.values()}) == 8
         assert plane.alive() == []
 
 
 def test_ctrl_c_ends_everything_soon_and_the_batch_can_go_on(plane: PlaneProcess, tmp_path: Path) -> None:
-    with Desk(tmp_path, plane, faults=SLOW) as desk:
-        running = desk.start()
-        desk.wait_until_at_work()
+    with FleetCommands(tmp_path, plane, faults=SLOW) as commands:
+        running = commands.start()
+        commands.wait_until_at_work()
         assert len(plane.alive()) == 8
         began = time.monotonic()
         running.send_signal(signal.SIGINT)
@@ -110,39 +110,39 @@ def test_ctrl_c_ends_everything_soon_and_the_batch_can_go_on(plane: PlaneProcess
         assert time.monotonic() - began < 10
         assert running.returncode == 130
         assert plane.alive() == []
-        assert desk.outcomes() == [Outcome.CANCELLED] * 8
+        assert commands.outcomes() == [Outcome.CANCELLED] * 8
         batch = stderr.rpartition("--resume ")[2].strip()
         (tmp_path / "script.json").write_text(json.dumps(played(*TITLES)))
-        again = desk.start("--resume", batch)
+        again = commands.start("--resume", batch)
         assert again.communicate(timeout=60)
         assert again.returncode == 0
-        assert desk.outcomes().count(Outcome.OK) == 8
+        assert commands.outcomes().count(Outcome.OK) == 8
 
 
 def test_what_a_killed_run_leaves_is_swept_by_its_run(plane: PlaneProcess, tmp_path: Path) -> None:
-    with Desk(tmp_path, plane, faults=SLOW) as desk:
-        running = desk.start()
-        desk.wait_until_at_work()
+    with FleetCommands(tmp_path, plane, faults=SLOW) as commands:
+        running = commands.start()
+        commands.wait_until_at_work()
         running.kill()
         _, stderr = running.communicate(timeout=10)
         run_id = stderr.rpartition("paddock fleet rm --run ")[2].split()[0]
         left = plane.alive(run_id=run_id)
         assert len(left) == 8
-        code, stdout, _ = desk.done("rm", "--run", run_id)
+        code, stdout, _ = commands.done("rm", "--run", run_id)
         assert (code, sorted(stdout.split())) == (0, sorted(left))
         assert plane.alive() == []
-        with Store.open(desk.store) as store:
+        with Store.open(commands.store) as store:
             recover(store)
-        assert desk.outcomes() == [Outcome.CANCELLED] * 8
+        assert commands.outcomes() == [Outcome.CANCELLED] * 8
 
 
 def test_a_plane_that_is_killed_breaks_rollouts_and_leaves_no_process(tmp_path: Path) -> None:
     with (
         plane_process(tmp_path, "--warm", "2", ends_with=-signal.SIGKILL) as plane,
-        Desk(tmp_path, plane, faults=[{"turn": 1, "delay": 4}]) as desk,
+        FleetCommands(tmp_path, plane, faults=[{"turn": 1, "delay": 4}]) as commands,
     ):
-        running = desk.start("--retries", "0", "--json", "--timeout", "8")
-        desk.wait_until_at_work()
+        running = commands.start("--retries", "0", "--json", "--timeout", "8")
+        commands.wait_until_at_work()
         processes = children_of(plane.pid)
         assert len(processes) >= 8
         os.kill(plane.pid, signal.SIGKILL)
@@ -155,11 +155,11 @@ def test_a_plane_that_is_killed_breaks_rollouts_and_leaves_no_process(tmp_path: 
 def test_a_terminal_sees_a_picture_and_then_the_table(plane: PlaneProcess, tmp_path: Path) -> None:
     import pty
 
-    desk = Desk(tmp_path, plane)
+    commands = FleetCommands(tmp_path, plane)
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "paddock", "fleet", "run", "tasks.json", "--model", "replay:script.json"]
     running = subprocess.Popen(
-        [*command, "--store", str(desk.store), "--state", str(plane.state)],
+        [*command, "--store", str(commands.store), "--state", str(plane.state)],
         stdout=subprocess.PIPE,
         stderr=theirs,
         cwd=tmp_path,

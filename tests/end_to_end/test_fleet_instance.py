@@ -181,10 +181,10 @@ def test_a_drag_selects_what_it_passes(screen: Instance) -> None:
 def test_the_size_of_the_screen_is_where_trainers_look_for_it(screen: Instance) -> None:
     listed = screen.rpc("tools/list", path="/api/v1/mcp", authorization=f"Bearer {KEY}")["result"]["tools"]
     described = next(tool["description"] for tool in listed if tool["name"] == "computer")
-    found = re.search(r"Screen resolution:\s*(\d+)x(\d+)", described)
+    match = re.search(r"Screen resolution:\s*(\d+)x(\d+)", described)
     data = base64.b64decode(use(screen, "screenshot")[0]["data"])
-    assert found is not None
-    assert (int(found[1]), int(found[2])) == struct.unpack(">II", data[16:24])
+    assert match is not None
+    assert (int(match[1]), int(match[2])) == struct.unpack(">II", data[16:24])
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,9 @@ def test_a_wrong_action_is_a_result(screen: Instance, arguments: dict[str, Any])
 
 def test_others_may_drive_the_browser_by_its_address(screen: Instance) -> None:
     use(screen, "screenshot")
-    found = screen.ask("GET", f"{MANAGER}/resources/cdp/describe").json
-    assert found["success"]
-    assert found["cdp_browser_url"].startswith("ws://127.0.0.1:")
+    response = screen.ask("GET", f"{MANAGER}/resources/cdp/describe").json
+    assert response["success"]
+    assert response["cdp_browser_url"].startswith("ws://127.0.0.1:")
 
 
 def test_the_browser_ends_with_the_instance(tmp_path: Path, screen: Instance) -> None:
@@ -215,11 +215,11 @@ def test_the_browser_ends_with_the_instance(tmp_path: Path, screen: Instance) ->
 
 def browsers(folder: Path) -> list[str]:
     """The processes whose files are in `folder`."""
-    found = []
+    collected = []
     for process in Path("/proc").iterdir():
         try:
             if process.name.isdigit() and os.fsencode(folder) in (process / "cmdline").read_bytes():
-                found.append(process.name)
+                collected.append(process.name)
         except OSError:
             continue
-    return found
+    return collected

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from paddock.fleet import FleetTaskEnv, TaskEvaluator, evaluate_task, upload_trace
-from paddock.fleet.errors import FleetError, FleetTimeout
-from paddock.fleet.evaluation import Evaluation
-from paddock.fleet.plane import Plane
-from paddock.fleet.settings import plane_address
+from paddock.fleet.client.errors import FleetError, FleetTimeout
+from paddock.fleet.client.jobs import Evaluation
+from paddock.fleet.client.plane_client import PlaneClient
+from paddock.fleet.client.settings import plane_address
 
 from .processes import HERE, Server, free_port, run_client, serving
 
@@ -56,18 +56,18 @@ def test_scores_are_read_by_model_and_unknown_ones_are_none(plane: Server) -> No
         options = {"models": ["a", "b", "c"], "poll_interval_s": 1.0, "base_url": plane.url}
         evaluating = asyncio.create_task(evaluate_task({**TASK, "task_key": "t-2"}, KEY, **options))
         job = await job_of(plane, "evaluate t-2")
-        for model, known in (("provider/a", execution), ("b", None)):
+        for model, expected in (("provider/a", execution), ("b", None)):
             chat = [{"role": "user", "content": "p"}]
-            await upload_trace(KEY, job, "t-2", model, chat, verifier_execution_id=known, base_url=plane.url)
+            await upload_trace(KEY, job, "t-2", model, chat, verifier_execution_id=expected, base_url=plane.url)
         return await evaluating
 
-    found = asyncio.run(main())
-    assert (found.status, found.scores) == ("completed", {"a": [1.0], "b": [None], "c": []})
-    assert found.means == {"a": 1.0, "b": None, "c": None}
+    completed = asyncio.run(main())
+    assert (completed.status, completed.scores) == ("completed", {"a": [1.0], "b": [None], "c": []})
+    assert completed.means == {"a": 1.0, "b": None, "c": None}
 
 
 async def job_of(plane: Server, name: str) -> str:
-    control = Plane(plane_address(KEY, plane.url))
+    control = PlaneClient(plane_address(KEY, plane.url))
     while True:
         listed = await control.get_json("/v1/jobs", seconds=5.0)
         for job in listed["jobs"]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paddock.rollouts.agents.install import fetch_node, fetch_npm_tree
+from paddock.agents.install import fetch_node, fetch_npm_tree
 
 from .messages import TAKES_A_MESSAGE
 from .processes import Server, run_client

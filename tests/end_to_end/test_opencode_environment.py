@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from paddock.rollouts.processes import process_start_time
-from paddock.rollouts.shown import rollout_to_json
-from paddock.rollouts.store import Store
+from paddock.processes import process_start_time
+from paddock.rollouts.rollout_json import rollout_to_json
+from paddock.store import Store
 
 from .processes import free_port, paddock_command, quiet_environment, run_client, wait_until_healthy
 
@@ -122,8 +122,8 @@ def server(tmp_path: Path) -> Iterator[Serving]:
 
 
 def test_a_rollout_is_run_scored_and_found_again(server: Serving) -> None:
-    asked = server.task("Write hello.txt", task_id="hello", hf_token=TOKEN, idempotency_key="once")
-    result, again = server.call(("run_rollout", asked), ("run_rollout", asked))
+    request = server.task("Write hello.txt", task_id="hello", hf_token=TOKEN, idempotency_key="once")
+    result, again = server.call(("run_rollout", request), ("run_rollout", request))
     assert (result["outcome"], result["reward"], result["task_id"]) == ("ok", 1.0, "hello")
     assert again == result
     assert (result["verifier_stdout"], result["test_exit_code"]) == ("checked\n", 0)

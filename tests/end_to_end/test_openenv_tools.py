@@ -93,7 +93,7 @@ def test_an_environment_asks_its_client_for_other_things(pair: list[Socket]) -> 
 
 
 def test_a_server_with_a_life_of_its_own_keeps_its_client() -> None:
-    answers = run_client("both", "openenv_inside.py")
+    answers = run_client("both", "openenv_direct_tools.py")
     assert answers == {
         "direct": {"simple": True, "lifespan": False, "middleware": False, "mounted": False, "strict": False},
         "lived": ["began"],

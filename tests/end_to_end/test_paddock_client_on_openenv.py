@@ -6,8 +6,8 @@ import pytest
 
 from paddock import Client, SyncClient
 from paddock.errors import CapacityReached, InvalidMessage, ToolFailure
-from paddock.rollouts.loop.environment import EnvironmentScene
-from rollouts.loop.scenes import played, turns
+from paddock.rollouts.loop.environment import EnvironmentSession
+from rollouts.loop.fake_session import played, turns
 
 from .processes import Server
 from .wire import occupied
@@ -89,7 +89,7 @@ async def test_an_unknown_tool_raises(openenv_echo: Server) -> None:
 
 async def test_the_loop_plays_an_episode(openenv_counter: Server, tmp_path: Path) -> None:
     acts = [{"tool": "act", "arguments": {"amount": amount}} for amount in (4, 6)]
-    scene = EnvironmentScene(openenv_counter.url, "Reach ten.", seed=1)
+    scene = EnvironmentSession(openenv_counter.url, "Reach ten.", seed=1)
     record, _, store = await played(tmp_path, scene, turns(*acts))
     store.close()
     assert (record.outcome, record.reward, record.calls, record.trainable_calls) == ("ok", 10.0, 2, 2)
@@ -98,7 +98,7 @@ async def test_the_loop_plays_an_episode(openenv_counter: Server, tmp_path: Path
 
 async def test_the_loop_calls_tools(openenv_echo: Server, tmp_path: Path) -> None:
     calls = [{"tool": "echo_message", "arguments": {"message": "hi"}}, {"text": "Done."}]
-    record, _, store = await played(tmp_path, EnvironmentScene(openenv_echo.url, "Echo hi."), turns(*calls))
+    record, _, store = await played(tmp_path, EnvironmentSession(openenv_echo.url, "Echo hi."), turns(*calls))
     store.close()
     assert (record.outcome, record.calls) == ("ok", 2)
     assert record.transcript[3]["content"] == "hi"

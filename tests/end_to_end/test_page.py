@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, WebSocket, expect
 
-from paddock.rollouts.store import Store
-from paddock.testing.recorded import unpack
+from paddock.capture.trace import Event
+from paddock.store import Store
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
+from recorded import unpack
 
 from .pages import TOKEN, a_browser, a_page, paddock, save
 
@@ -59,7 +62,15 @@ def echo_url() -> Iterator[str]:
 
 
 def go(page: Page, place: str) -> None:
-    page.evaluate("place => { location.hash = place }", place)
+    """Change the place and wait until its view has replaced the one before."""
+    page.evaluate(
+        """place => location.hash === place || new Promise((changed) => {
+            addEventListener("hashchange", changed, { once: true });
+            location.hash = place;
+        })""",
+        place,
+    )
+    expect(page.locator("main")).not_to_have_attribute("aria-busy", "true")
 
 
 # -- rollouts ---------------------------------------------------------------------------------------
@@ -151,6 +162,45 @@ def test_rollouts_that_differ_are_told_where(page: Page, ids: dict[str, str]) ->
 # -- one rollout ------------------------------------------------------------------------------------
 
 
+def test_a_rollout_on_an_image_shows_where_it_ran(browser: Browser, tmp_path: Path) -> None:
+    facts = {
+        "phase": "agent",
+        "started_at": 1.0,
+        "address": None,
+        "sent_bytes": 0,
+        "received_bytes": 7,
+        "seconds": 1.0,
+    }
+    refused = {**facts, "host": "example.com", "port": 443, "allowed": False, "reason": "not in allowed_hosts"}
+    with Store.open(tmp_path) as store:
+        record = RolloutRecord("r-on-image", "a-task")
+        store.begin(record)
+        store.add_event(record.rollout_id, Event(1.0, "warning", {"warning": "task.toml has keys that mean nothing"}))
+        record.image = {"name": "debian:12", "digest": "sha256:1", "platform": "linux/arm64"}
+        record.user_ids, record.limits, record.build_log = "a range of 9 user ids", {"memory": "measured"}, "step 1"
+        record.verifier, record.connections = {"mode": "live", "reason": "sleep was running"}, [refused]
+        record.outcome, record.error, record.finished_at = Outcome.TASK, "it needs a GPU (take it out)", 2.0
+        store.finish(record)
+    with (
+        paddock("view", "--store", str(tmp_path), "--no-open") as address,
+        a_page(browser, address, viewport={"width": 390, "height": 800}) as page,
+    ):
+        go(page, "#/rollouts/r-on-image")
+        expect(page.locator(".transcript .item").first).to_contain_text("task.toml has keys that mean nothing")
+        expect(page.locator(".rollout-title")).to_contain_text("reward –")
+        expect(page.locator(".error-text").first).to_have_text("it needs a GPU (take it out)")
+        go(page, "#/rollouts/r-on-image/sandbox")
+        panel = page.locator(".tab-body")
+        shown = ("debian:12", "sha256:1", "linux/arm64", record.user_ids, "live: sleep was running", "measured")
+        for text in shown:
+            expect(panel).to_contain_text(text)
+        expect(panel.locator(".connections tbody tr")).to_contain_text("refused: not in allowed_hosts")
+        expect(panel.get_by_text("step 1")).to_be_hidden()
+        panel.get_by_text("1 line,").click()
+        expect(panel.get_by_text("step 1")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
 def test_the_transcript_shows_thoughts_tools_diffs_and_images(page: Page, ids: dict[str, str]) -> None:
     go(page, f"#/rollouts/{ids['image']}")
     expect(page.locator(".item.thought")).to_be_visible()
@@ -161,9 +211,9 @@ def test_the_transcript_shows_thoughts_tools_diffs_and_images(page: Page, ids: d
 
 
 def test_what_an_agent_wrote_is_text_and_does_nothing(browser: Browser, url: str, ids: dict[str, str]) -> None:
-    asked: list[str] = []
+    collected: list[str] = []
     with a_page(browser, url) as page:
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("request", lambda request: collected.append(request.url))
         page.on("dialog", lambda dialog: pytest.fail(f"a dialog opened: {dialog.message}"))
         for tab in ("transcript", "tokens", "graph", "files", "verifier", "logs", "config"):
             go(page, f"#/rollouts/{ids['hostile']}/{tab}")
@@ -172,7 +222,7 @@ def test_what_an_agent_wrote_is_text_and_does_nothing(browser: Browser, url: str
         expect(page.locator(".item.said-assistant")).to_contain_text("<script>")
         assert page.title() != "owned"
         assert page.locator("main script, main style, main a[href^=javascript], main img").count() == 0
-    assert {re.sub(r"^(https?://[^/]+).*", r"\1", each) for each in asked} == {url}
+    assert {re.sub(r"^(https?://[^/]+).*", r"\1", each) for each in collected} == {url}
 
 
 def test_the_parts_of_a_rollout_have_places_of_their_own(page: Page, ids: dict[str, str]) -> None:
@@ -183,6 +233,7 @@ def test_the_parts_of_a_rollout_have_places_of_their_own(page: Page, ids: dict[s
         "Verifier": ".tab-body pre",
         "Files": ".file-list button",
         "Logs": ".tab-body",
+        "Sandbox": ".tab-body table.facts",
         "Configuration": ".tab-body .copyable",
     }.items():
         page.get_by_role("navigation", name="About this rollout").get_by_role("link", name=tab, exact=True).click()
@@ -293,6 +344,18 @@ def test_the_python_of_an_episode_plays_it_again(browser: Browser, counter_url: 
     )
     assert done.returncode == 0, done.stderr
     assert "'total': 6" in done.stdout
+
+
+def test_requests_made_while_connecting_share_one_session(browser: Browser, counter_url: str) -> None:
+    with a_page(browser, counter_url) as page:
+        connections: list[WebSocket] = []
+        page.on("websocket", lambda connection: connections.append(connection))
+        go(page, "#/play")
+        page.get_by_label("amount").fill("6")
+        page.evaluate("for (const form of document.querySelectorAll('form.panel')) form.requestSubmit()")
+        expect(page.locator(".turn")).to_have_count(2)
+        expect(page.locator(".turn").last).to_contain_text('"total": 6')
+        assert len(connections) == 1
 
 
 def test_visitors_have_sessions_of_their_own(browser: Browser, counter_url: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paddock.rollouts.agents.install import fetch_node, fetch_npm_tree
+from paddock.agents.install import fetch_node, fetch_npm_tree
 
 pytestmark = pytest.mark.end_to_end
 
@@ -30,5 +30,5 @@ def test_no_module_parses_html_or_runs_text() -> None:
     forbidden = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc")
     modules = sorted((REPOSITORY / "src/paddock/web/static/js").glob("*.js"))
     assert len(modules) > 10
-    found = [(path.name, word) for path in modules for word in forbidden if word in path.read_text()]
-    assert found == []
+    result = [(path.name, word) for path in modules for word in forbidden if word in path.read_text()]
+    assert result == []

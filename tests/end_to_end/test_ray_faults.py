@@ -15,15 +15,14 @@ import pytest
 
 from fleet.plane_process import PlaneProcess, note_task, plane_process, played
 from paddock.fleet.run import run_tasks
-from paddock.rollouts.models.endpoint import Endpoint
-from paddock.testing.replay import ReplayServer
+from paddock.models.endpoint import Endpoint
+from paddock.models.replay import ReplayServer
 from rollouts.played import needs_bwrap, wait_until
 
 pytest.importorskip("ray")
 
+from bench.ray_cluster import LocalCluster
 from bench.ray_faults import is_running, lose_a_node
-
-from paddock.testing.ray_cluster import LocalCluster
 
 pytestmark = [
     pytest.mark.cluster,
@@ -41,10 +40,10 @@ class Stage:
 
     def kept(self) -> dict[int, int]:
         """The process of each keeper that has a folder, and that of its instance."""
-        found = {}
+        collected = {}
         for note in self.temporary.glob("paddock-instances-*/*/process"):
-            found[int(note.parent.name.partition("-")[0])] = int(note.read_text().split()[0])
-        return found
+            collected[int(note.parent.name.partition("-")[0])] = int(note.read_text().split()[0])
+        return collected
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +74,8 @@ def make(plane: PlaneProcess) -> dict[str, Any]:
 
 
 def look(plane: PlaneProcess, made: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = plane.ask("GET", f"/v1/env/instances/{made['instance_id']}")
-    return found
+    response: dict[str, Any] = plane.ask("GET", f"/v1/env/instances/{made['instance_id']}")
+    return response
 
 
 def node_of(made: dict[str, Any]) -> str:
@@ -115,9 +114,9 @@ def test_a_killed_actor_takes_its_instance_along_and_the_plane_says_so(stage: St
     instance = stage.kept()[keeper]
     os.kill(keeper, signal.SIGKILL)
     wait_until(lambda: look(plane, made)["status"] == "error", 5)
-    found = look(plane, made)
-    assert "its actor on node 127.0.0." in found["reason"]
-    assert found["urls"] is None
+    result = look(plane, made)
+    assert "its actor on node 127.0.0." in result["reason"]
+    assert result["urls"] is None
     wait_until(lambda: not is_running(instance), 15)
 
 

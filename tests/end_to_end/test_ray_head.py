@@ -22,17 +22,17 @@ import pytest
 
 from fleet.plane_process import plane_process
 from paddock import Client
+from paddock.config import RAY_RECONNECT_SECONDS
 from paddock.errors import EpisodeLost
-from paddock.scale.head import RAY_WAITS_NAME
 from rollouts.played import SPEAKING, TIMEOUTS, a_task, needs_bwrap, wait_until
 
 pytest.importorskip("ray")
 
-from paddock.testing.ray_cluster import LocalCluster, children_of
+from bench.ray_cluster import LocalCluster, children_of
 
 from .processes import quiet_environment
 from .test_ray_hosts import Served, is_alive, serving, until
-from .test_ray_rollouts import Job, agents, driving, in_time, script
+from .test_ray_rollouts import Job, agents, driving, run_within, script
 
 pytestmark = [
     pytest.mark.cluster,
@@ -60,7 +60,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use it after the cluster is up: it is for commands, not for nodes."""
-    monkeypatch.setenv(RAY_WAITS_NAME, f"{RAY_WAITS:g}")
+    monkeypatch.setenv(RAY_RECONNECT_SECONDS.name, f"{RAY_WAITS:g}")
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_rollouts_under_way_go_on_without_a_head(forgetful: LocalCluster, tmp_pa
         forgetful.kill_gcs()
         return await running
 
-    result = in_time(run(), 90)
+    result = run_within(run(), 90)
     assert [(record.outcome, record.attempt) for record in result.records] == [("ok", 0)] * 3
     assert job.processes() == []
 

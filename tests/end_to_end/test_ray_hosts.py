@@ -1,4 +1,4 @@
-"""Environment hosts on a real Ray cluster of three nodes, which lose hosts, doors and a node in the middle."""
+"""Environment hosts on a real Ray cluster of three nodes, which lose hosts, gateways and a node in the middle."""
 
 import asyncio
 import json
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.ray_cluster import LocalCluster, children_of
 
 from paddock import Client
-from paddock.client.policy import Reconnect
+from paddock.client.reconnect import Reconnect
 from paddock.errors import CapacityReached, EpisodeLost
-from paddock.testing.ray_cluster import LocalCluster, children_of
 
 from .processes import HERE, quiet_environment, run_client
 
@@ -41,8 +41,8 @@ class Served:
         return json.loads(body) if path != "/metrics" else body.decode()
 
     def hosts(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.get("/health")["hosts"]
-        return found
+        result: list[dict[str, Any]] = self.get("/health")["hosts"]
+        return result
 
 
 @contextmanager
@@ -167,12 +167,12 @@ def test_stock_clients_follow_a_redirect(elastic: Served) -> None:
 def test_a_killed_host_loses_its_episodes_loudly_and_replays_go_on(forward: Served) -> None:
     async def play() -> None:
         plain = [await Client.connect(forward.url) for _ in range(2)]
-        kept = [await Client.connect(forward.url, reconnect=Reconnect(replay=True)) for _ in range(2)]
-        for client in (*plain, *kept):
+        remaining = [await Client.connect(forward.url, reconnect=Reconnect(replay=True)) for _ in range(2)]
+        for client in (*plain, *remaining):
             await client.reset(seed=1)
             await client.step({"amount": 1})
         before = {host["key"]: host for host in forward.hosts()}
-        victims = {key_of(client) for client in kept[:1]}
+        victims = {key_of(client) for client in remaining[:1]}
         for key in victims:
             os.kill(before[key]["pid"], signal.SIGKILL)
         began = time.monotonic()
@@ -185,10 +185,10 @@ def test_a_killed_host_loses_its_episodes_loudly_and_replays_go_on(forward: Serv
             assert (await client.step({"amount": 1})).observation["total"] == 2
         for client in plain:
             await client.close()
-        for client in kept:
+        for client in remaining:
             assert (await client.step({"amount": 1})).observation["total"] == 2
             await client.close()
-        assert kept[0].transport.replays == 1  # type: ignore[attr-defined]
+        assert remaining[0].transport.replays == 1  # type: ignore[attr-defined]
         await asyncio.to_thread(until, lambda: len(forward.hosts()) == 3, 30)
         assert before.keys() - {host["key"] for host in forward.hosts()} == victims
 
@@ -202,16 +202,16 @@ def key_of(client: Client[Any]) -> str:
 
 
 def kill_doors(served: Served) -> None:
-    doors = [
+    gateways = [
         pid
         for pid in children_of(served.process.pid)
-        if b"paddock.scale.router" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"paddock.scale.gateway_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
-    assert len(doors) == 1
-    os.kill(doors[0], signal.SIGKILL)
+    assert len(gateways) == 1
+    os.kill(gateways[0], signal.SIGKILL)
 
 
-def test_sessions_go_on_over_the_death_of_the_door(forward: Served) -> None:
+def test_sessions_go_on_over_the_death_of_the_gateway(forward: Served) -> None:
     async def play() -> None:
         async with Client(forward.url) as client:
             await client.reset()
@@ -224,7 +224,7 @@ def test_sessions_go_on_over_the_death_of_the_door(forward: Served) -> None:
     asyncio.run(play())
 
 
-def test_nothing_is_left_of_a_killed_supervisor(nodes: LocalCluster, tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_killed_serve_command(nodes: LocalCluster, tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "servers" / "ray_elastic.py"), nodes.address]
     with serving(command, tmp_path / "killed.log", ends_with=-signal.SIGKILL) as served:
         pids = [host["pid"] for host in served.hosts()] + children_of(served.process.pid)

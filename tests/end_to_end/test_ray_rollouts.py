@@ -19,27 +19,28 @@ from typing import Any
 
 import pytest
 
+from paddock.export import export_rollout
+from paddock.models.endpoint import Endpoint
+from paddock.models.replay import ReplayServer
+from paddock.models.weight_version import Weights
+from paddock.processes import find_marked_processes
+from paddock.rollouts.api import run_batch
 from paddock.rollouts.batch import BatchResult
-from paddock.rollouts.export import export_rollout
-from paddock.rollouts.models.endpoint import Endpoint
-from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.rollout import Rollout
-from paddock.rollouts.runs import run_batch
-from paddock.rollouts.sandbox.leftovers import marked
-from paddock.rollouts.store import Store
-from paddock.rollouts.task import Task
-from paddock.rollouts.weights import Weights
+from paddock.store import Store
+from paddock.store.record import RolloutRecord
 from paddock.targets import load_target
-from paddock.testing.replay import ReplayServer
+from paddock.tasks.task import Task
 from rollouts.played import SPEAKING, UPSTREAM_KEY, a_task, needs_bwrap, python, wait_until
 
 from .processes import quiet_environment
 
 pytest.importorskip("ray")
 
+from bench.ray_cluster import LocalCluster, rollouts_per_minute
+
 from paddock.scale.cluster import Resources, connect, disconnect
-from paddock.scale.rollouts import RayEngine, rollouts_per_minute
-from paddock.testing.ray_cluster import LocalCluster
+from paddock.scale.rollouts import RayEngine
 
 pytestmark = [
     pytest.mark.cluster,
@@ -127,13 +128,13 @@ class Job:
 
 def processes_with(mark: str, without: str = "no such word") -> list[int]:
     """Processes that have the one word among their own, and not the other."""
-    found = []
+    collected = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (entry / "cmdline").read_bytes()
             if mark.encode() in words and without.encode() not in words:
-                found.append(int(entry.name))
-    return found
+                collected.append(int(entry.name))
+    return collected
 
 
 def node_of(record: RolloutRecord) -> str:
@@ -151,7 +152,7 @@ def most_at_once(records: list[RolloutRecord]) -> dict[str, int]:
     return most
 
 
-def in_time(work: Any, seconds: float = 60.0) -> Any:
+def run_within(work: Any, seconds: float = 60.0) -> Any:
     return asyncio.run(asyncio.wait_for(work, seconds))
 
 
@@ -165,34 +166,34 @@ def test_a_batch_spreads_over_nodes_and_is_kept_as_if_it_had_run_here(stage: Sta
 
     def watch(rollout: Rollout) -> None:
         with Store.open(there.store, read_only=True) as store:
-            kept = store.get(rollout.id)
-            if kept is not None and kept.outcome is None:
-                live.add((kept.stage, len(store.calls(rollout.id))))
+            stored = store.get(rollout.id)
+            if stored is not None and stored.outcome is None:
+                live.add((stored.stage, len(store.calls(rollout.id))))
 
     there._options["on_change"] = watch
-    result = in_time(there.run(), 90)
+    result = run_within(there.run(), 90)
     assert [(record.outcome, record.error) for record in result.records] == [("ok", None)] * 6
     assert len({node_of(record) for record in result.records}) == 3
     assert rollouts_per_minute(result.records) > 0
-    in_time(here.run())
+    run_within(here.run())
     with Store.open(there.store, read_only=True) as far, Store.open(here.store, read_only=True) as near:
         (local,) = near.list()
         expected = near.get(local.rollout_id)
         for record in result.records:
-            kept = far.get(record.rollout_id)
-            assert kept is not None
+            stored = far.get(record.rollout_id)
+            assert stored is not None
             assert expected is not None
-            assert_alike(kept, expected)
-            calls, known = far.calls(kept.rollout_id), near.calls(expected.rollout_id)
-            assert [call.message for call in calls] == [call.message for call in known]
-            assert [call.completion_token_ids for call in calls] == [call.completion_token_ids for call in known]
-            assert [call.logprobs for call in calls] == [call.logprobs for call in known]
+            assert_alike(stored, expected)
+            calls, reference = far.calls(stored.rollout_id), near.calls(expected.rollout_id)
+            assert [call.message for call in calls] == [call.message for call in reference]
+            assert [call.completion_token_ids for call in calls] == [call.completion_token_ids for call in reference]
+            assert [call.logprobs for call in calls] == [call.logprobs for call in reference]
             assert [call.parent for call in calls] == [None, "c0"]
-            assert far.get_blob(kept.workdir_blob or "") == near.get_blob(expected.workdir_blob or "")
-            kinds = [(event.kind, event.data.get("stage")) for _, event in far.events(kept.rollout_id)]
+            assert far.get_blob(stored.workdir_blob or "") == near.get_blob(expected.workdir_blob or "")
+            kinds = [(event.kind, event.data.get("stage")) for _, event in far.events(stored.rollout_id)]
             assert kinds == [(event.kind, event.data.get("stage")) for _, event in near.events(expected.rollout_id)]
-            assert UPSTREAM_KEY not in repr((kept, calls))
-            assert len(list(export_rollout("trl", kept, calls))) == 1
+            assert UPSTREAM_KEY not in repr((stored, calls))
+            assert len(list(export_rollout("trl", stored, calls))) == 1
     assert {stage for stage, _ in live} >= {"sandbox", "agent", "verifier"}
     assert ("agent", 1) in live, "calls are seen while the rollout runs"
     assert stage.open_sandboxes() == []
@@ -222,7 +223,7 @@ def test_a_node_never_has_more_at_once_than_allowed(stage: Stage, tmp_path: Path
         ]
         return [await job.run() for job in jobs]
 
-    first, second = in_time(both(), 90)
+    first, second = run_within(both(), 90)
     for result in (first, second):
         assert {record.outcome for record in result.records} == {"ok"}
         assert set(most_at_once(result.records).values()) == {1}
@@ -238,7 +239,7 @@ def test_new_weights_reach_a_rollout_that_is_under_way(stage: Stage, tmp_path: P
         weights.set("2")
         return await running
 
-    (record,) = in_time(train()).records
+    (record,) = run_within(train()).records
     with Store.open(job.store, read_only=True) as store:
         assert [call.admitted_version for call in store.calls(record.rollout_id)] == ["1", "2"]
 
@@ -252,7 +253,7 @@ def test_the_loop_works_in_an_environment_on_a_node(stage: Stage, tmp_path: Path
             options: dict[str, Any] = {"env": load_target("echo")[0], "engine": RayEngine(resources=SMALL)}
             return await run_batch([Task("Say hi.")], model=model, agent="loop", store=tmp_path, **options)
 
-    (record,) = in_time(work()).records
+    (record,) = run_within(work()).records
     assert (record.outcome, record.error, record.calls) == ("ok", None, 2)
     assert "hi" in str(record.transcript[-2]["content"])
     assert node_of(record)
@@ -268,11 +269,11 @@ def test_whoever_asks_the_store_stops_a_rollout_on_its_node(stage: Stage, tmp_pa
         running = asyncio.ensure_future(job.run())
         await job.until(lambda: any(record.calls == 1 for record in job.at_work()))
         with Store.open(job.store) as page:
-            page.aborts.ask(next(iter(job.seen)), "enough of it")
+            page.aborts.request(next(iter(job.seen)), "enough of it")
         began = time.monotonic()
         return await running, time.monotonic() - began
 
-    result, seconds = in_time(stopped())
+    result, seconds = run_within(stopped())
     (record,) = result.records
     assert (record.outcome, record.error) == ("cancelled", "enough of it")
     assert seconds < 8
@@ -292,7 +293,7 @@ def test_a_cancelled_batch_cancels_all_of_them_at_once(stage: Stage, tmp_path: P
             await running
         return time.monotonic() - began
 
-    assert in_time(cancel()) < 8
+    assert run_within(cancel()) < 8
     assert job.processes() == []
     assert [record.outcome for record in job.records()] == ["cancelled"] * 5
     assert stage.open_sandboxes() == []
@@ -318,7 +319,7 @@ def killed(
         seconds = time.monotonic() - began
         return await running, seconds
 
-    result, seconds = in_time(run(), 90)
+    result, seconds = run_within(run(), 90)
     return result, seconds
 
 
@@ -334,7 +335,7 @@ def assert_retried_once(job: Job, result: BatchResult, n: int) -> list[RolloutRe
     for record in broken:
         assert node_of(again[record.member]) != node_of(record)
         assert record.sandbox_id is not None
-        assert marked(record.sandbox_id) == []
+        assert find_marked_processes(record.sandbox_id) == []
     assert job.processes() == []
     return broken
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from paddock.rollouts.limits import MEBIBYTE, SandboxLimits, Timeouts
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.runs import run_rollout
-from paddock.rollouts.store import Store
-from paddock.rollouts.taskset import load_tasks
+from paddock.limits import MEBIBYTE, RolloutTimeouts, SandboxLimits
+from paddock.rollouts.api import run_rollout
+from paddock.store import Store
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
+from paddock.tasks.taskset import load_tasks
 from rollouts.played import (
     UPSTREAM_KEY,
     a_task,
@@ -38,8 +38,8 @@ HOST_SECRET = "host-secret-5d41402abc4b"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store") as kept:
-        yield kept
+    with Store.open(tmp_path / "store") as reopened:
+        yield reopened
     assert own_children() == []
 
 
@@ -167,7 +167,7 @@ for folder in ('/tests', '/home/user/tests'):
 
 @pytest.mark.parametrize("trick", FROM_THE_TESTS)
 def test_a_program_that_the_tests_run_cannot_pay_the_agent(store: Store, trick: str) -> None:
-    task = a_task(RUNS_IT, timeouts=Timeouts(verifier=1.5))
+    task = a_task(RUNS_IT, timeouts=RolloutTimeouts(verifier=1.5))
     record = rolled(store, python(f"open('prog.py', 'w').write({FROM_THE_TESTS[trick]!r})"), task=task)
     gains_nothing(record)
 
@@ -324,11 +324,11 @@ grep -E 'CapEff|CapBnd|NoNewPrivs|Seccomp:' /proc/self/status; id; ls /proc | gr
 echo alive
 """
     try:
-        record = rolled(store, shell(look), timeouts=Timeouts(agent=60))
+        record = rolled(store, shell(look), timeouts=RolloutTimeouts(agent=60))
     finally:
         del os.environ["PADDOCK_TEST_SECRET"]
-    said = record.agent_log
-    assert "alive" in said, said
+    reply = record.agent_log
+    assert "alive" in reply, reply
     signs = (
         "UNSHARED",
         "CHROOTED",
@@ -343,10 +343,10 @@ echo alive
         HOST_SECRET,
     )
     for sign in signs:
-        assert sign not in said, said
-    assert "CapEff:\t0000000000000000" in said
-    assert "NoNewPrivs:\t1" in said
-    assert "Seccomp:\t2" in said
+        assert sign not in reply, reply
+    assert "CapEff:\t0000000000000000" in reply
+    assert "NoNewPrivs:\t1" in reply
+    assert "Seccomp:\t2" in reply
     assert Path("/proc/sys/kernel/core_pattern").read_text() == core
     assert not Path("/new").exists()
     gains_nothing(record)
@@ -427,7 +427,7 @@ def test_real_opencode_that_cheats_is_paid_nothing(store: Store, tmp_path: Path)
     ]
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"turns": [*turns, {"text": "Done."}]}))
-    task = a_task(timeouts=Timeouts(agent=60, verifier=10), sandbox=SandboxLimits())
+    task = a_task(timeouts=RolloutTimeouts(agent=60, verifier=10), sandbox=SandboxLimits())
     record = run(run_rollout(task, model=f"replay:{script}", store=store, retries=0), 80)
     assert (record.outcome, record.reward) == (Outcome.OK, 0.0)
     assert record.calls == 5

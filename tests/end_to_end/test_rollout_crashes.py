@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paddock.rollouts.store import Store
+from paddock.store import Store
 from rollouts.played import SPEAKING, children_of, needs_bwrap, wait_until, working_in
 
 from .processes import quiet_environment
@@ -91,15 +91,15 @@ class Place:
 
     def survivors(self) -> list[str]:
         """What runs of it: the agents bear our mark, and whatever is still on its way in sits in our folder."""
-        found = working_in(self.folder)
+        result = working_in(self.folder)
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 words = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
             if self.mark.encode() in words:
-                found.append(f"{entry.name}: {words[:60]!r}")
-        return found
+                result.append(f"{entry.name}: {words[:60]!r}")
+        return result
 
 
 @pytest.fixture
@@ -147,11 +147,11 @@ def test_a_kill_loses_nothing_and_leaves_nothing(place: Place) -> None:
         (again,) = place.run("doctor", "--clean")
         assert (again["rollouts"], again["sandboxes"]) == ([], [])
         records = place.run("trace", "list", "--limit", "999")
-        known = {record["rollout_id"]: (record["outcome"], record["reward"]) for record in records}
-        assert all(outcome is not None for outcome, _ in known.values())
-        assert all(outcome == "cancelled" for name, (outcome, _) in known.items() if name in open_before)
-        assert finished.items() <= known.items()
-        finished = known
+        expected = {record["rollout_id"]: (record["outcome"], record["reward"]) for record in records}
+        assert all(outcome is not None for outcome, _ in expected.values())
+        assert all(outcome == "cancelled" for name, (outcome, _) in expected.items() if name in open_before)
+        assert finished.items() <= expected.items()
+        finished = expected
         assert list(place.temporary.iterdir()) == []
         assert place.survivors() == []
     with Store.open(place.store) as store:

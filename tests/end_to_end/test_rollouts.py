@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from paddock import tasks as shipped
-from paddock.rollouts.store import Store
-from paddock.testing.replay import ReplayServer, Served
+from paddock.models.replay import ReplayServer, ServedRequest
+from paddock.store import Store
+from paddock.tasks import shipped
 from rollouts.played import UPSTREAM_KEY, needs_bwrap, own_children
 
 from .processes import quiet_environment
@@ -52,7 +52,7 @@ class Shipped:
 
     store: Path
     ran: Ran
-    log: list[Served]
+    log: list[ServedRequest]
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +87,11 @@ def test_a_shipped_task_is_solved_and_captured_whole(solved: Shipped, task: str)
 def test_the_store_has_what_the_model_served_token_by_token(solved: Shipped) -> None:
     with Store.open(solved.store, read_only=True) as store:
         calls = [call for line in solved.ran.lines for call in store.calls(line["rollout_id"])]
-    kept = sorted(
+    remaining = sorted(
         (tuple(call.prompt_token_ids), tuple(call.completion_token_ids), tuple(call.logprobs)) for call in calls
     )
     served = sorted((tuple(each.prompt_ids), tuple(each.sampled_ids), tuple(each.logprobs)) for each in solved.log)
-    assert kept == served
+    assert remaining == served
     assert all(each.status == 200 and not each.aborted for each in solved.log)
 
 
@@ -133,9 +133,9 @@ def test_a_trace_is_listed_shown_and_exported(solved: Shipped) -> None:
         )
         return list(await asyncio.gather(*(paddock(solved.store, *words) for words in wanted)))
 
-    listed, shown, lines, openenv = asyncio.run(ask())
+    listed, visible, lines, openenv = asyncio.run(ask())
     assert [line["rollout_id"] for line in listed.lines] == [name]
-    (whole,) = shown.lines
+    (whole,) = visible.lines
     assert whole["rollout_id"] == name
     assert len(whole["calls"]) == whole["call_count"] == record["calls"]
     assert [event["kind"] for event in whole["events"]].count("outcome") == 1
@@ -181,10 +181,10 @@ def test_a_finished_rollout_is_scored_again_without_the_agent(solved: Shipped, t
         other = await paddock(solved.store, "rollout", "reverify", name, "--tests", str(half))
         return same, other, await paddock(solved.store, "trace", "show", name)
 
-    same, other, shown = asyncio.run(ask())
+    same, other, visible = asyncio.run(ask())
     assert (same.lines[0]["reward"], other.lines[0]["reward"]) == (1.0, 0.5)
-    assert shown.lines[0]["reward"] == 1.0
-    assert [score["reward"] for score in shown.lines[0]["scores"]] == [1.0, 0.5]
+    assert visible.lines[0]["reward"] == 1.0
+    assert [score["reward"] for score in visible.lines[0]["scores"]] == [1.0, 0.5]
 
 
 def test_a_broken_rollout_ends_with_one_and_a_wrong_command_says_what_to_do(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Exports are what the trainers' own packages take, and our doors into SkyRL and verl are open.
+"""Exports are what the trainers' own packages take, and our integrations with SkyRL and verl work.
 
 All of them run in one process: importing torch for each would take longer than everything else.
 """
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from scripts.peers import peer_python
 
-from paddock.rollouts.export.stream import export
-from paddock.rollouts.store import Store
-from rollouts.export.rollouts import END, conversation, forked, record
+from export.rollouts import END, conversation, forked, record
+from paddock.export.stream import export
+from paddock.store import Store
 
 from .processes import HERE, free_port, paddock_command, quiet_environment, serving
 
@@ -54,14 +54,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             check=False,
         )
     assert finished.returncode == 0, finished.stderr[-4000:]
-    found: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
-    return found
+    output: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return output
 
 
 def answer(answers: dict[str, Any], name: str) -> Any:
-    found = answers[name]
-    assert not (isinstance(found, dict) and "failed" in found), found["failed"]
-    return found
+    parsed = answers[name]
+    assert not (isinstance(parsed, dict) and "failed" in parsed), parsed["failed"]
+    return parsed
 
 
 @pytest.mark.parametrize(
@@ -105,29 +105,29 @@ def test_datasets_reads_the_parquet_file(answers: dict[str, Any]) -> None:
 
 
 def test_skyrl_gym_plays_an_environment(answers: dict[str, Any]) -> None:
-    found = answer(answers, "skyrl_text_env")
-    assert found["roles"][:2] == ["system", "user"]
-    assert found["rewards"] == [3.0, 3.0, 0.0]
-    assert found["done"] == [False, False, True]
-    assert '"total":3' in found["said"].replace(" ", "")
-    assert found["metrics"] == {"turns": 3, "reward": 6.0}
+    result = answer(answers, "skyrl_text_env")
+    assert result["roles"][:2] == ["system", "user"]
+    assert result["rewards"] == [3.0, 3.0, 0.0]
+    assert result["done"] == [False, False, True]
+    assert '"total":3' in result["said"].replace(" ", "")
+    assert result["metrics"] == {"turns": 3, "reward": 6.0}
 
 
 def test_skyrl_generates_with_our_rollouts(answers: dict[str, Any]) -> None:
-    found = answer(answers, "skyrl_generator")
-    assert {reward for reward, last in zip(found["rewards"], found["last"], strict=True) if last} == {12.0}
-    assert sum(found["last"]) == 2
-    assert found["metrics"]["paddock/unscored"] == 0
-    assert found["versions"] == ["7"]
+    result = answer(answers, "skyrl_generator")
+    assert {reward for reward, last in zip(result["rewards"], result["last"], strict=True) if last} == {12.0}
+    assert sum(result["last"]) == 2
+    assert result["metrics"]["paddock/unscored"] == 0
+    assert result["versions"] == ["7"]
 
 
 def test_verl_runs_our_loop(answers: dict[str, Any]) -> None:
-    found = answer(answers, "verl_loop")
-    assert found["kinds"] == [True, True]
-    assert found["reward"] == 12.0
-    assert found["steps"] == [3, 3]
-    assert len(set(found["lengths"])) == 1
-    assert found["trained"] > 0
+    result = answer(answers, "verl_loop")
+    assert result["kinds"] == [True, True]
+    assert result["reward"] == 12.0
+    assert result["steps"] == [3, 3]
+    assert len(set(result["lengths"])) == 1
+    assert result["trained"] > 0
 
 
 def test_openenv_takes_its_training_trace(tmp_path: Path) -> None:

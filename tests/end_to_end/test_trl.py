@@ -1,4 +1,4 @@
-"""TRL's trainers, in their own virtual environment, train through each of our doors."""
+"""TRL's trainers, in their own virtual environment, train through each of our integrations."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     port, log = free_port(), tmp_path_factory.mktemp("servers") / "game.log"
     command = [*paddock_command(f"{GAME}:Game", port), "--max-sessions", "64"]
     with serving("paddock", command, port, log) as server:
-        script = [peer_python("trl"), HERE / "clients" / "trl_doors.py", server.url]
+        script = [peer_python("trl"), HERE / "clients" / "trl_integrations.py", server.url]
         finished = subprocess.run(
             script, capture_output=True, text=True, timeout=SECONDS, env=quiet_environment(), check=False
         )

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from paddock.rollouts.store import Store
-from paddock.rollouts.trace import Call, Caller, Role
-from paddock.testing.agents import MOVES
+from paddock.agents import find_agent
+from paddock.capture.trace import Call, Caller, Role
+from paddock.store import Store
 from rollouts.played import IS_DONE, needs_bwrap, own_children, remember_children
 
 from .test_rollouts import Ran, paddock
@@ -57,10 +57,17 @@ def make_task(folder: Path) -> Path:
     return folder
 
 
+def run_turn(name: str, command: str) -> dict[str, Any]:
+    tools = find_agent(name).tools
+    assert tools is not None
+    tool, arguments = tools.run(command)
+    return {"text": "I am at it.", "tool": tool, "arguments": arguments}
+
+
 async def tell(name: str, folder: Path) -> Told:
     """A rollout in which the model begins a sub-agent and then does the work itself."""
-    work = [SPAWNS[name], MOVES[name].run("sleep 0.5; echo 42 > answer.txt"), {"text": "Done."}]
-    looks = [MOVES[name].run("ls"), REPORTS.get(name, {"text": "All is there."})]
+    work = [SPAWNS[name], run_turn(name, "sleep 0.5; echo 42 > answer.txt"), {"text": "Done."}]
+    looks = [run_turn(name, "ls"), REPORTS.get(name, {"text": "All is there."})]
     # A sub-agent of Codex says something else first, and is made to do the same work; it has no sub-agents.
     tasks = [{"when": "Look around.", "turns": looks}, {"when": "", "turns": work}]
     task, script = make_task(folder / "task"), folder / "script.json"

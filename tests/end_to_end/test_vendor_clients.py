@@ -1,4 +1,4 @@
-"""The official clients of OpenAI, Anthropic and Google speak to the capture proxy, each in its own dialect."""
+"""The official clients of OpenAI, Anthropic and Google call the proxy, each in its own dialect."""
 
 import asyncio
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from paddock.rollouts.capture.dialects import chat_request
-from paddock.rollouts.limits import Budget
-from paddock.rollouts.trace import Call, Level
+from capture.dialects.replay_proxy import replay_proxy
+from paddock.capture.dialects import chat_request
+from paddock.capture.trace import Call, Level
+from paddock.limits import Budget
 from paddock.testing.dialects import SCRIPT
-from rollouts.capture.dialects.serving import served
 
 from .processes import run_client
 
@@ -29,8 +29,8 @@ TOO_LONG = {
 
 
 @dataclass
-class Seen:
-    """What the clients told, and what was kept of it on our side."""
+class Recorded:
+    """What the clients printed, and what the proxy recorded."""
 
     answers: dict[str, Any]
     calls: list[Call]
@@ -39,83 +39,83 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def seen() -> Seen:
-    async def drive() -> Seen:
-        async with served(SCRIPT) as open_to_all, served(SCRIPT, budget=Budget(calls=1)) as spent:
-            spent.capture.secret = open_to_all.capture.secret
-            subject = spent.subject("chat")
-            await subject.say(subject.speaker.user("hello"))
-            addresses = (open_to_all.url, open_to_all.capture.secret, spent.url)
+def recorded() -> Recorded:
+    async def drive() -> Recorded:
+        async with replay_proxy(SCRIPT) as unlimited, replay_proxy(SCRIPT, budget=Budget(calls=1)) as exhausted:
+            exhausted.capture.secret = unlimited.capture.secret
+            subject = exhausted.subject("chat")
+            await subject.send(subject.client.user_turn("hello"))
+            addresses = (unlimited.url, unlimited.capture.secret, exhausted.url)
             answers = await asyncio.to_thread(run_client, "vendors", "vendors_client.py", *addresses)
-            sampled = {tuple(each.prompt_ids): (each.sampled_ids, each.logprobs) for each in open_to_all.model.log}
-            return Seen(answers, list(open_to_all.capture.calls), sampled, open_to_all.capture.log_tail(100_000))
+            sampled = {tuple(each.prompt_ids): (each.sampled_ids, each.logprobs) for each in unlimited.model.log}
+            return Recorded(answers, list(unlimited.capture.calls), sampled, unlimited.capture.log_tail(100_000))
 
     return asyncio.run(drive())
 
 
-def heard(reason: str, text: str = "", thinking: str = "", calls: tuple[str, ...] = ()) -> dict[str, Any]:
+def reply(reason: str, text: str = "", thinking: str = "", calls: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"text": text, "thinking": thinking, "calls": list(calls), "reason": reason, "counted": True}
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_tools_go_round_streamed_and_not(seen: Seen, dialect: str) -> None:
-    told = seen.answers[ANSWERS[dialect]]
-    first = heard(CALLED[dialect], thinking="All at once.", calls=("ls", "pwd", "id"))
-    second = heard(STOPPED[dialect], "All seen.")
-    assert told["stream False"] == [first, second]
-    assert told["stream True"] == [first, second]
+def test_tools_go_round_streamed_and_not(recorded: Recorded, dialect: str) -> None:
+    answer = recorded.answers[ANSWERS[dialect]]
+    first = reply(CALLED[dialect], thinking="All at once.", calls=("ls", "pwd", "id"))
+    second = reply(STOPPED[dialect], "All seen.")
+    assert answer["stream False"] == [first, second]
+    assert answer["stream True"] == [first, second]
 
 
-def test_a_response_is_continued_by_its_id(seen: Seen) -> None:
-    told = seen.answers["responses"]
+def test_a_response_is_continued_by_its_id(recorded: Recorded) -> None:
+    answer = recorded.answers["responses"]
     for stream in (False, True):
-        assert told[f"remembered, stream {stream}"] == heard("completed", "All seen.")
-    assert told["retrieved"] is True
-    assert seen.answers["responses_unknown"] == [400, True]
+        assert answer[f"remembered, stream {stream}"] == reply("completed", "All seen.")
+    assert answer["retrieved"] is True
+    assert recorded.answers["responses_unknown"] == [400, True]
 
 
 @pytest.mark.parametrize("runner", ["anthropic_runner", "google_chat"])
-def test_a_clients_own_loop_comes_to_its_end(seen: Seen, runner: str) -> None:
-    assert seen.answers[runner] == [["ls 'ä'"], "Seen."]
+def test_a_clients_own_loop_comes_to_its_end(recorded: Recorded, runner: str) -> None:
+    assert recorded.answers[runner] == [["ls 'ä'"], "Seen."]
 
 
-def test_models_and_tokens_are_told(seen: Seen) -> None:
-    listed = {name: seen.answers[ANSWERS[name]].get("models") for name in DIALECTS}
+def test_models_and_tokens_are_told(recorded: Recorded) -> None:
+    listed = {name: recorded.answers[ANSWERS[name]].get("models") for name in DIALECTS}
     assert listed == {"chat": ["replay"], "responses": None, "anthropic": ["replay"], "google": ["models/replay"]}
-    assert all(seen.answers[ANSWERS[name]]["counted"] for name in DIALECTS[1:])
+    assert all(recorded.answers[ANSWERS[name]]["counted"] for name in DIALECTS[1:])
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_refusals_become_the_clients_own_errors(seen: Seen, dialect: str) -> None:
-    name, status, message = seen.answers["overflow"][dialect]
+def test_refusals_become_the_clients_own_errors(recorded: Recorded, dialect: str) -> None:
+    name, status, message = recorded.answers["overflow"][dialect]
     assert (name, status) == ("ClientError" if dialect == "google" else "BadRequestError", 400)
     assert TOO_LONG[dialect] in message
-    name, status, message = seen.answers["refusal"][dialect]
+    name, status, message = recorded.answers["refusal"][dialect]
     assert (name, status) == ("ClientError" if dialect == "google" else "UnprocessableEntityError", 422)
     assert "I take no such thing" in message
-    name, status, _ = seen.answers["wrong_key"][dialect]
+    name, status, _ = recorded.answers["wrong_key"][dialect]
     assert (name, status) == ("ClientError" if dialect == "google" else "AuthenticationError", 401)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_spent_budget_is_a_plain_answer(seen: Seen, dialect: str) -> None:
-    told = seen.answers["budget"][dialect]
+def test_a_spent_budget_is_a_plain_answer(recorded: Recorded, dialect: str) -> None:
+    answer = recorded.answers["budget"][dialect]
     text = "Budget reached: no model calls are left. Stopping here."
-    assert told == {**heard(STOPPED[dialect], text), "counted": False}
+    assert answer == {**reply(STOPPED[dialect], text), "counted": False}
 
 
-def test_every_answer_is_kept_token_by_token(seen: Seen) -> None:
-    answered = [call for call in seen.calls if call.ok]
+def test_every_answer_is_kept_token_by_token(recorded: Recorded) -> None:
+    answered = [call for call in recorded.calls if call.ok]
     assert {call.dialect for call in answered} == set(DIALECTS)
     for call in answered:
         assert call.level is Level.TOKENS
-        assert seen.sampled[tuple(call.prompt_token_ids)] == (call.completion_token_ids, call.logprobs)
+        assert recorded.sampled[tuple(call.prompt_token_ids)] == (call.completion_token_ids, call.logprobs)
 
 
-def test_what_comes_back_is_what_was_sampled(seen: Seen) -> None:
+def test_what_comes_back_is_what_was_sampled(recorded: Recorded) -> None:
     """The second prompt begins with the whole first prompt and its answer, thoughts and calls included."""
     for dialect in DIALECTS:
-        mine = [call for call in seen.calls if call.dialect == dialect and call.ok]
+        mine = [call for call in recorded.calls if call.dialect == dialect and call.ok]
         first = next(call for call in mine if call.message.get("reasoning_content") == "All at once.")
         later = [call for call in mine if call.message.get("content") == "All seen."]
         sampled = first.prompt_token_ids + first.completion_token_ids
@@ -124,15 +124,15 @@ def test_what_comes_back_is_what_was_sampled(seen: Seen) -> None:
         assert all(call.prompt_token_ids[: len(sampled)] == sampled for call in later)
 
 
-def test_pictures_and_tools_reach_the_engine_in_chat_form(seen: Seen) -> None:
+def test_pictures_and_tools_reach_the_engine_in_chat_form(recorded: Recorded) -> None:
     for dialect in ("responses", "anthropic", "google"):
         calls = [
-            call for call in seen.calls if call.dialect == dialect and call.message.get("content") == "All seen."
+            call for call in recorded.calls if call.dialect == dialect and call.message.get("content") == "All seen."
         ]
         chat = chat_request(calls[0])
         roles = [message["role"] for message in chat["messages"]]
         assert roles == ["user", "assistant", "tool", "tool", "tool", "user"]
         assert {part["type"] for part in chat["messages"][-1]["content"]} == {"image_url"}
         assert [tool["function"]["name"] for tool in chat["tools"]] == ["bash"]
-    assert "'web_search' runs on OpenAI's servers and was left out" in seen.log
-    assert "'googleSearch' runs on Google's servers and was left out" in seen.log
+    assert "'web_search' runs on OpenAI's servers and was left out" in recorded.log
+    assert "'googleSearch' runs on Google's servers and was left out" in recorded.log

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from paddock.rollouts.models.endpoint import Endpoint
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.store import Store
-from paddock.testing.recorded import unpack
-from paddock.testing.replay import ReplayServer
+from paddock.models.endpoint import Endpoint
+from paddock.models.replay import ReplayServer
+from paddock.store import Store
+from paddock.store.outcome import Outcome
+from recorded import unpack
 from rollouts.played import needs_bwrap, roll, speaker
 
 pytestmark = pytest.mark.end_to_end
@@ -131,9 +131,9 @@ def test_a_running_rollout_is_followed_and_stopped(store: Store) -> None:
             endpoint = Endpoint(server.url, "replay", engine="vllm")
             rolling = asyncio.create_task(roll(store, speaker("sys.exit(converse(most=60))"), model=endpoint))
             async with asyncio.timeout(20):
-                while not (found := (await asyncio.to_thread(view.api, "rollouts?running=1"))["rows"]):
+                while not (result := (await asyncio.to_thread(view.api, "rollouts?running=1"))["rows"]):
                     await asyncio.sleep(0.05)
-                name = found[0]["rollout_id"]
+                name = result[0]["rollout_id"]
                 threading.Thread(target=follow, args=(name,), daemon=True).start()
                 while len(arrived) < 6:
                     await asyncio.sleep(0.05)

@@ -55,8 +55,8 @@ def test_a_database_can_be_looked_into_while_it_is_used(notes: Notes, tmp_path: 
     notes.reset()
     notes.add_note("in the file")
     with closing(sqlite3.connect(path)) as connection:
-        found = connection.execute("SELECT id, title, body FROM notes").fetchall()
-        assert [row[1] for row in found] == ["welcome", "in the file"]
+        result = connection.execute("SELECT id, title, body FROM notes").fetchall()
+        assert [row[1] for row in result] == ["welcome", "in the file"]
         with connection:
             connection.execute("INSERT INTO notes (title) VALUES ('from outside')")
     assert titles(notes) == ["welcome", "in the file", "from outside"]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from paddock.capture.trace import Call, Event
 from paddock.config import Access
 from paddock.envs.opencode import OpenCodeEnvironment
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.store import Store
-from paddock.rollouts.trace import Call, Event
+from paddock.store import Store
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
 from running import Running
 from wire import Http
 
@@ -25,14 +25,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with one finished rollout: r00001, three events."""
     monkeypatch.setenv("PADDOCK_STORE", str(tmp_path))
     record = RolloutRecord("r00001", "t1", started_at=1.0, stage="agent", sandbox_id="sb-1")
-    with Store.open(tmp_path) as kept:
-        kept.begin(record)
-        kept.save_call("r00001", Call("c0", 0, prompt_token_ids=[1], completion_token_ids=[2], logprobs=[-0.1]))
+    with Store.open(tmp_path) as reopened:
+        reopened.begin(record)
+        reopened.save_call("r00001", Call("c0", 0, prompt_token_ids=[1], completion_token_ids=[2], logprobs=[-0.1]))
         for number, kind in enumerate(("stage", "call", "outcome")):
-            kept.add_event("r00001", Event(float(number), kind, {"n": number}))
+            reopened.add_event("r00001", Event(float(number), kind, {"n": number}))
         record.outcome, record.reward, record.finished_at = Outcome.OK, 0.5, 2.0
         record.transcript = [{"info": {"role": "user"}, "parts": []}]
-        kept.finish(record)
+        reopened.finish(record)
     return tmp_path
 
 
@@ -124,19 +124,19 @@ def test_wrong_arguments_start_nothing(http: Http, store: Path) -> None:
     assert refused["code"] == -32602
     assert "vllm_url" in refused["message"]
     assert "mode" in call(http, "start_rollout", instruction="x", model_key="local", mode="grey")["error"]["message"]
-    with Store.open(store, read_only=True) as kept:
-        assert kept.count() == 1
+    with Store.open(store, read_only=True) as reopened:
+        assert reopened.count() == 1
 
 
 def test_a_caller_that_leaves_does_not_take_its_rollout_with_it(server: Running, http: Http) -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    asked = {"instruction": "x", "vllm_url": url, "idempotency_key": "k"}
+    request = {"instruction": "x", "vllm_url": url, "idempotency_key": "k"}
     leaving = server.http(timeout=0.5)
     with pytest.raises(TimeoutError):
-        call(leaving, "run_rollout", **asked)
+        call(leaving, "run_rollout", **request)
     leaving.close()
-    state = call(http, "start_rollout", **asked)["result"]["structuredContent"]
+    state = call(http, "start_rollout", **request)["result"]["structuredContent"]
     assert state["status"] == "running"
     waiting = call(http, "finalize_rollout", rollout_id=state["rollout_id"], wait_s=0)
     assert "is running (stage model)" in json.dumps(waiting)

@@ -22,11 +22,11 @@ def silent() -> Iterator[str]:
 def test_a_session_that_waits_for_a_rollout_can_abort_it(server: Running, silent: str) -> None:  # noqa: F811
     http, other = server.http(), server.http()
     session = open_session(http)
-    asked = {"instruction": "x", "vllm_url": silent, "idempotency_key": "k"}
+    request = {"instruction": "x", "vllm_url": silent, "idempotency_key": "k"}
     answers: list[Any] = []
-    waiting = threading.Thread(target=lambda: answers.append(call(other, "run_rollout", session, **asked)))
+    waiting = threading.Thread(target=lambda: answers.append(call(other, "run_rollout", session, **request)))
     waiting.start()
-    state = call(http, "start_rollout", session, **asked)["result"]["structuredContent"]
+    state = call(http, "start_rollout", session, **request)["result"]["structuredContent"]
     aborted = call(http, "abort_rollout", session, rollout_id=state["rollout_id"])["result"]["structuredContent"]
     waiting.join(10)
     assert aborted["status"] == "aborted"

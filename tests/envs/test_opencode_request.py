@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paddock.envs.opencode.request import RolloutRequest, check_request, choose_model
-from paddock.envs.opencode.settings import Settings, read_settings
+from paddock.envs.opencode.rollout_service import ServiceSettings
 from paddock.errors import ConfigError, InvalidToolArguments
 
 TOKEN = "hf_abcdefghijklmnop"
@@ -15,7 +15,7 @@ URL = "http://127.0.0.1:8000"
 
 
 def request(**changed: Any) -> RolloutRequest:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "model_key": "local",
         "instruction": "Write hello.txt",
         "test_script": "exit 0",
@@ -30,12 +30,13 @@ def request(**changed: Any) -> RolloutRequest:
         "agent_timeout_s": 600,
         "idempotency_key": None,
     }
-    return check_request(**{**given, **changed})
+    return check_request(**{**values, **changed})
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
     checked = request()
-    assert (checked.mode, checked.thinking, checked.max_tokens_cap) == ("transparent_proxy", False, 4096)
+    config = checked.config
+    assert (config.mode, config.thinking, config.budget.max_tokens_per_call) == ("transparent_proxy", False, 4096)
     assert checked.task.id.startswith("task-")
     assert checked.task.tests == {"test.sh": b"exit 0"}
     assert checked.rollout_id is None
@@ -92,7 +93,7 @@ def test_each_way_to_name_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     script = tmp_path / "script.json"
     script.write_text("{}")
     spec_and_name = [
-        (chosen.spec, chosen.name)
+        (chosen["model"], chosen.get("model_name"))
         for chosen in (
             choose_model("", URL, None),
             choose_model("org/model", URL, None),
@@ -134,7 +135,7 @@ def test_what_a_model_needs_is_asked_for(key: str, url: str | None, named: str, 
 def test_a_request_does_not_show_its_token() -> None:
     checked = request(model_key="hf-router://org/model:x", hf_token=TOKEN)
     assert TOKEN not in repr(checked)
-    assert checked.secrets == (TOKEN,)
+    assert checked.config.secrets == (TOKEN,)
 
 
 def test_the_same_key_is_the_same_rollout_and_other_arguments_are_noticed() -> None:
@@ -149,13 +150,13 @@ def test_the_same_key_is_the_same_rollout_and_other_arguments_are_noticed() -> N
 
 
 def test_the_settings_come_from_variables() -> None:
-    given = {"PADDOCK_STORE": "/s", "PADDOCK_SANDBOX": "process", "PADDOCK_UNSAFE": "1", "PADDOCK_MAX_ROLLOUTS": "2"}
-    assert read_settings(given) == Settings("/s", "process", True, 2)
-    assert read_settings({}) == Settings(None, "bwrap", False, 4)
+    values = {"PADDOCK_STORE": "/s", "PADDOCK_SANDBOX": "process", "PADDOCK_UNSAFE": "1", "PADDOCK_MAX_ROLLOUTS": "2"}
+    assert ServiceSettings.read(values) == ServiceSettings(Path("/s"), "process", True, 2)
+    assert ServiceSettings.read({}) == ServiceSettings(None, "bwrap", False, 4)
 
 
 @pytest.mark.parametrize("name", ["PADDOCK_MAX_ROLLOUTS", "PADDOCK_UNSAFE"])
 @pytest.mark.parametrize("value", ["-1", "many", "1e3", "99999"])
 def test_a_setting_that_means_nothing_is_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        read_settings({name: value})
+        ServiceSettings.read({name: value})

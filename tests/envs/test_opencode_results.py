@@ -2,10 +2,10 @@
 
 import pytest
 
+from paddock.capture.trace import Call, Role
 from paddock.envs.opencode.results import TAIL, Status, result_of, state_of, status_of, turns_of
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.trace import Call, Role
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
 
 
 def record(**values: object) -> RolloutRecord:

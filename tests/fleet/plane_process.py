@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddock.fleet.settings import PlaneAddress
+from paddock.fleet.client.settings import PlaneAddress
 
 STARTUP_SECONDS = 40
 SHUTDOWN_SECONDS = 15
@@ -37,12 +37,12 @@ class PlaneProcess:
     def instances(self, **filters: str) -> list[dict[str, Any]]:
         """All that the plane remembers."""
         query = "&".join(f"{name}={value}" for name, value in filters.items())
-        found: list[dict[str, Any]] = self.ask("GET", f"/v1/env/instances?{query}")
-        return found
+        response: list[dict[str, Any]] = self.ask("GET", f"/v1/env/instances?{query}")
+        return response
 
     def alive(self, **filters: str) -> list[str]:
-        found = self.instances(**filters)
-        return [each["instance_id"] for each in found if each["status"] in ("pending", "running")]
+        result = self.instances(**filters)
+        return [each["instance_id"] for each in result if each["status"] in ("pending", "running")]
 
     def ask(self, method: str, path: str, document: Any = None) -> Any:
         body = None if document is None else json.dumps(document).encode()
@@ -61,10 +61,10 @@ def plane_process(folder: Path, *options: str, ends_with: int = 0) -> Iterator[P
         process = subprocess.Popen([*up, *options], stdout=subprocess.PIPE, stderr=log, env=plain_environment())
     assert process.stdout is not None
     try:
-        told = process.stdout.readline()
-        if not told:
+        output = process.stdout.readline()
+        if not output:
             raise RuntimeError(f"the plane ended with {process.wait(5)}: {(folder / 'plane.log').read_text()}")
-        url = json.loads(told)["url"]
+        url = json.loads(output)["url"]
         key = (state / "api_key").read_text()
         yield PlaneProcess(PlaneAddress(url, key), state, process.pid)
     finally:
@@ -82,8 +82,8 @@ def plane_process(folder: Path, *options: str, ends_with: int = 0) -> Iterator[P
 def plain_environment(**changes: str) -> dict[str, str]:
     """Ours, without what would name another plane, another store or a proxy."""
     foreign = ("FLEET_", "PADDOCK_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    return {name: value for name, value in kept.items() if not name.lower().endswith("_proxy")} | changes
+    remaining = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return {name: value for name, value in remaining.items() if not name.lower().endswith("_proxy")} | changes
 
 
 def note_task(title: str, **changes: Any) -> dict[str, Any]:

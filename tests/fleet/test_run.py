@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 from paddock.errors import TaskError
+from paddock.fleet.client.models import Instance
+from paddock.fleet.client.plane_client import InstanceOptions, PlaneClient
+from paddock.fleet.client.provisioning import Provisioning
 from paddock.fleet.instance.browser import PROGRAMS
-from paddock.fleet.models import Instance
-from paddock.fleet.plane import InstanceWish, Plane
-from paddock.fleet.run import as_task, enough, read_task, read_tasks, run_tasks
+from paddock.fleet.run import as_task, needed_seconds, read_task, read_tasks, run_tasks
+from paddock.limits import RolloutTimeouts
+from paddock.models.endpoint import Endpoint
+from paddock.models.replay import ReplayServer
 from paddock.rollouts.batch import BatchResult
-from paddock.rollouts.limits import Timeouts
-from paddock.rollouts.models.endpoint import Endpoint
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.store import Store
-from paddock.testing.replay import ReplayServer
+from paddock.store import Store
+from paddock.store.outcome import Outcome
 from rollouts.played import run
 
 from .plane_process import PlaneProcess, adds, note_task, plane_process, played
@@ -50,7 +51,7 @@ async def ran(
         return await run_tasks(tasks, plane=plane.address, model=endpoint, store=store, **chosen)
 
 
-def test_tasks_get_the_rewards_they_earned_and_nothing_stays(plane: PlaneProcess, store: Store) -> None:
+def test_tasks_get_their_rewards_and_no_instance_is_left(plane: PlaneProcess, store: Store) -> None:
     titles = ["milk", "bread", "eggs", "salt"]
     script = played(*titles[:3])
     script["tasks"].append({"when": "called salt.", "turns": [adds("pepper"), DONE]})
@@ -64,21 +65,23 @@ def test_tasks_get_the_rewards_they_earned_and_nothing_stays(plane: PlaneProcess
     assert plane.alive() == []
 
 
-def test_a_record_tells_all_that_a_coding_agents_does(plane: PlaneProcess, store: Store) -> None:
+def test_a_record_has_the_fields_of_a_coding_agents_record(plane: PlaneProcess, store: Store) -> None:
     task = note_task("tea", data_key="shop", data_version="v2")
     result = run(ran(plane, store, [task], played("tea")))
-    kept = store.get(result.records[0].rollout_id)
-    assert kept is not None
-    assert (kept.agent, kept.sandbox, kept.task_id, kept.level) == ("loop", "fleet", "note-tea", "tokens")
-    assert list(kept.stages) == ["provision", "tools", "agent", "verifier"]
-    known = {name: kept.metadata[name] for name in ("env_key", "env_version", "modality", "data_key")}
-    assert known == {"env_key": "notes", "env_version": "v0.0.2", "modality": "tool_use", "data_key": "shop"}
-    assert kept.trainable
-    assert "rows: 2" in kept.verifier_stdout
-    calls = store.calls(kept.rollout_id)
+    stored = store.get(result.records[0].rollout_id)
+    assert stored is not None
+    assert (stored.agent, stored.sandbox, stored.task_id, stored.level) == ("loop", "fleet", "note-tea", "tokens")
+    assert list(stored.stages) == ["provision", "tools", "agent", "verifier"]
+    expected = {name: stored.metadata[name] for name in ("env_key", "env_version", "modality", "data_key")}
+    assert expected == {"env_key": "notes", "env_version": "v0.0.2", "modality": "tool_use", "data_key": "shop"}
+    assert stored.trainable
+    assert "rows: 2" in stored.verifier_stdout
+    calls = store.calls(stored.rollout_id)
     assert len(calls) == 3
     assert all(call.trainable for call in calls)
-    assert plane.address.api_key not in json.dumps([kept.config, kept.metadata, kept.transcript, kept.proxy_log])
+    assert plane.address.api_key not in json.dumps(
+        [stored.config, stored.metadata, stored.transcript, stored.proxy_log]
+    )
 
 
 def test_a_submitted_answer_reaches_the_verifier_and_ends_the_episode(plane: PlaneProcess, store: Store) -> None:
@@ -103,7 +106,7 @@ def test_a_task_without_a_verifier_is_done_without_a_reward(plane: PlaneProcess,
     assert (record.outcome, record.reward, record.reward_reason) == (Outcome.OK, None, "no_verifier")
 
 
-def test_a_failing_tool_is_told_to_the_model(plane: PlaneProcess, store: Store) -> None:
+def test_a_tool_error_reaches_the_model(plane: PlaneProcess, store: Store) -> None:
     wrong = {"tool": "add_note", "arguments": {"titel": "x"}}
     record = run(ran(plane, store, [note_task("x")], {"turns": [wrong, adds("x"), DONE]})).records[0]
     assert (record.outcome, record.reward) == (Outcome.OK, 1.0)
@@ -112,14 +115,14 @@ def test_a_failing_tool_is_told_to_the_model(plane: PlaneProcess, store: Store) 
 
 @slow
 @pytest.mark.parametrize("then", [{"tool": "list_notes"}, DONE], ids=["before a call", "before the verifier"])
-def test_an_instance_that_expires_is_to_blame(plane: PlaneProcess, store: Store, then: dict[str, Any]) -> None:
+def test_an_expired_instance_is_the_outcome(plane: PlaneProcess, store: Store, then: dict[str, Any]) -> None:
     script = {"turns": [adds("x"), then, DONE], "faults": [{"turn": 1, "delay": 2.5}]}
     record = run(ran(plane, store, [note_task("x")], script, ttl_seconds=2)).records[0]
     assert (record.outcome, record.reward) == (Outcome.ENVIRONMENT, None)
     assert "instance" in (record.error or "").lower()
 
 
-def test_an_unknown_environment_is_told_by_name(plane: PlaneProcess, store: Store) -> None:
+def test_an_unknown_environment_is_named(plane: PlaneProcess, store: Store) -> None:
     record = run(ran(plane, store, [note_task("x", env_key="nodes")], {"turns": [DONE]})).records[0]
     assert (record.outcome, list(record.stages)) == (Outcome.ENVIRONMENT, ["provision"])
     assert "'nodes' not found" in (record.error or "")
@@ -147,9 +150,9 @@ def test_a_screen_is_shown_to_the_model(plane: PlaneProcess, store: Store) -> No
     task = note_task("x", task_modality="computer_use")
     record = run(ran(plane, store, [task], {"turns": [looks, DONE]})).records[0]
     assert (record.outcome, record.reward) == (Outcome.OK, 0.0)
-    first, shown = record.transcript[1]["content"], record.transcript[4]
+    first, visible = record.transcript[1]["content"], record.transcript[4]
     assert [part["type"] for part in first] == ["text", "image_url"]
-    assert (shown["role"], shown["content"][0]["type"]) == ("user", "image_url")
+    assert (visible["role"], visible["content"][0]["type"]) == ("user", "image_url")
 
 
 @slow
@@ -193,13 +196,13 @@ def test_cancelling_ends_everything_at_once(plane: PlaneProcess, store: Store) -
 def test_cancelling_while_instances_are_made_leaves_none(
     plane: PlaneProcess, store: Store, monkeypatch: pytest.MonkeyPatch, late: float
 ) -> None:
-    create = Plane._create_once
+    create = PlaneClient.create_once
 
-    async def create_later(*arguments: Any) -> Instance:
+    async def create_later(*arguments: Any, **options: Any) -> Instance:
         await asyncio.sleep(late)
-        return await create(*arguments)
+        return await create(*arguments, **options)
 
-    monkeypatch.setattr(Plane, "_create_once", create_later)
+    monkeypatch.setattr(PlaneClient, "create_once", create_later)
 
     async def cancelled() -> None:
         tasks = [note_task(f"x{number}") for number in range(4)]
@@ -216,11 +219,11 @@ def test_cancelling_while_instances_are_made_leaves_none(
 @slow
 def test_instances_of_others_are_left_alone(plane: PlaneProcess, store: Store) -> None:
     async def beside() -> bool | None:
-        others = Plane(plane.address)
-        instance, _ = await others.create(InstanceWish("notes", run_id="others"), seconds=20)
+        others = PlaneClient(plane.address)
+        handle = await Provisioning(others, InstanceOptions("notes", run_id="others"), seconds=20).run()
         await ran(plane, store, [note_task("x")], played("x"))
-        gone = await others.is_gone(instance.instance_id)
-        await others.delete(instance.instance_id)
+        gone = await others.is_gone(handle.instance_id)
+        await handle.close()
         return gone
 
     assert run(beside()) is False
@@ -269,5 +272,5 @@ def test_a_changed_task_has_another_hash() -> None:
 
 
 def test_an_instance_lives_longer_than_its_agent_may_take() -> None:
-    assert enough(Timeouts(setup=10, agent=100, verifier=20), None) > 130
-    assert enough(Timeouts(setup=10, agent=100, verifier=20), 1000.5) > 1030
+    assert needed_seconds(RolloutTimeouts(setup=10, agent=100, verifier=20), None) > 130
+    assert needed_seconds(RolloutTimeouts(setup=10, agent=100, verifier=20), 1000.5) > 1030

@@ -250,10 +250,10 @@ def test_a_model_serializer_is_asked() -> None:
 
 def test_a_field_that_is_excluded_is_not_sent() -> None:
     class Quiet(Observation):
-        shown: int = 1
+        visible: int = 1
         hidden: int = Field(default=2, exclude=True)
 
-    assert observed(Quiet()) == {"shown": 1, "metadata": {}}
+    assert observed(Quiet()) == {"visible": 1, "metadata": {}}
 
 
 def test_a_field_with_an_alias_goes_by_its_own_name() -> None:

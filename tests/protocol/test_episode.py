@@ -40,38 +40,38 @@ def test_acting_before_the_first_reset_is_allowed() -> None:
 def test_acting_after_the_end_is_allowed_and_stays_done() -> None:
     episode = Episode()
     episode.accept(Reset())
-    episode.begun(None, done=False)
-    episode.stepped(done=True)
+    episode.record_reset(None, done=False)
+    episode.record_step(done=True)
     episode.accept(Step(None))
-    episode.stepped(done=False)
+    episode.record_step(done=False)
     assert (episode.phase, episode.steps) == (Phase.DONE, 2)
 
 
 def test_a_reset_begins_a_new_episode() -> None:
     episode = Episode()
-    episode.begun("first", done=False)
-    episode.stepped(done=True)
+    episode.record_reset("first", done=False)
+    episode.record_step(done=True)
     episode.accept(Reset())
-    episode.begun(None, done=False)
+    episode.record_reset(None, done=False)
     assert (episode.phase, episode.steps) == (Phase.RUNNING, 0)
     assert episode.id != "first"
 
 
 def test_a_reset_keeps_the_id_it_was_asked_for() -> None:
     episode = Episode()
-    episode.begun("mine", done=False)
+    episode.record_reset("mine", done=False)
     assert episode.id == "mine"
 
 
 def test_an_episode_can_be_over_at_its_reset() -> None:
     episode = Episode()
-    episode.begun(None, done=True)
+    episode.record_reset(None, done=True)
     assert episode.phase is Phase.DONE
 
 
 def test_a_reset_that_failed_leaves_the_count_alone() -> None:
     episode = Episode()
-    episode.begun("first", done=False)
-    episode.stepped(done=False)
+    episode.record_reset("first", done=False)
+    episode.record_step(done=False)
     episode.accept(Reset())
     assert (episode.id, episode.steps) == ("first", 1)

@@ -7,7 +7,7 @@ import pytest
 
 from paddock import Action, State
 from paddock.errors import InvalidMessage
-from paddock.protocol.finite import check_finite, place_of_nonfinite
+from paddock.protocol.finite import check_finite, find_nonfinite
 from paddock.protocol.messages import Wire
 
 
@@ -40,7 +40,7 @@ class Move(Action):
     ],
 )
 def test_the_place_of_a_number_that_is_not_finite(value: Any, place: list[Any]) -> None:
-    assert place_of_nonfinite(value) == place
+    assert find_nonfinite(value) == place
     with pytest.raises(InvalidMessage) as error:
         check_finite(value, "action")
     assert error.value.data["errors"][0]["loc"] == ["action", *place]
@@ -50,7 +50,7 @@ def test_the_place_of_a_number_that_is_not_finite(value: Any, place: list[Any]) 
     "value", [None, 1, 10**400, 0.5, "nan", [], [1, 2.5], [10**400], {"a": [None, "NaN"]}, np.arange(3), Move(), b"x"]
 )
 def test_everything_else_is_finite(value: Any) -> None:
-    assert place_of_nonfinite(value) is None
+    assert find_nonfinite(value) is None
 
 
 NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", '"nan"', '"inf"', "9" * 400 + ".0"]
@@ -59,7 +59,6 @@ NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", '"nan"', '"inf"', "9" * 400 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_no_way_of_writing_it_gets_into_an_action(number: str) -> None:
     wire, frame = Wire(Move), f'{{"type":"step","data":{{"speed":{number}}}}}'
-    assert wire.quick_step(frame.encode()) is None
     for read in (lambda: wire.parse(frame), lambda: wire.parse_batch(f"[{frame}]")):
         with pytest.raises(InvalidMessage, match="speed: Input should be a finite number"):
             read()

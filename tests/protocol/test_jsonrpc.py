@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paddock.errors import CapacityReached, InvalidToolArguments, SessionNotFound, ToolFailure, ToolNotFound
 from paddock.protocol import jsonrpc
-from paddock.protocol.jsonrpc import Call, RpcError
+from paddock.protocol.jsonrpc import RpcCall, RpcError
 
 
 def refusal(raw: bytes | str) -> RpcError:
@@ -18,33 +18,33 @@ def refusal(raw: bytes | str) -> RpcError:
 
 def test_a_request_is_read() -> None:
     call = jsonrpc.parse('{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":1}}')
-    assert call == Call("ping", {"a": 1}, 1, False)
+    assert call == RpcCall("ping", {"a": 1}, 1, False)
 
 
 @pytest.mark.parametrize("given", [1, 0, -1, "a", "", 10**20])
 def test_an_id_may_be_a_number_or_a_string(given: Any) -> None:
     call = jsonrpc.parse(json.dumps({"jsonrpc": "2.0", "id": given, "method": "m"}))
-    assert isinstance(call, Call)
+    assert isinstance(call, RpcCall)
     assert call.id == given
     assert not call.is_notification
 
 
 def test_a_request_without_an_id_is_a_notification() -> None:
     call = jsonrpc.parse('{"jsonrpc":"2.0","method":"notifications/initialized"}')
-    assert isinstance(call, Call)
+    assert isinstance(call, RpcCall)
     assert call.is_notification
 
 
 def test_a_null_id_still_wants_an_answer() -> None:
     call = jsonrpc.parse('{"jsonrpc":"2.0","id":null,"method":"ping"}')
-    assert isinstance(call, Call)
+    assert isinstance(call, RpcCall)
     assert not call.is_notification
 
 
 @pytest.mark.parametrize("params", [None, {}])
 def test_params_may_be_missing_null_or_empty(params: Any) -> None:
     call = jsonrpc.parse(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "m", "params": params}))
-    assert isinstance(call, Call)
+    assert isinstance(call, RpcCall)
     assert call.params == {}
 
 
@@ -89,7 +89,7 @@ def test_a_batch_keeps_its_good_members() -> None:
     batch = jsonrpc.parse('[{"jsonrpc":"2.0","id":1,"method":"ping"},5,{"id":2}]')
     assert isinstance(batch, list)
     good, bad, worse = batch
-    assert isinstance(good, Call)
+    assert isinstance(good, RpcCall)
     assert isinstance(bad, RpcError)
     assert isinstance(worse, RpcError)
     assert worse.id == 2

@@ -121,10 +121,10 @@ def test_a_stateless_request_says_so_in_its_meta() -> None:
 
 
 def test_discovery_names_the_stateless_revision_to_whoever_asks_plainly() -> None:
-    found = mcp.discovery({"name": "n", "version": "v"}, {})
-    assert mcp.STATELESS_VERSION in found["supportedVersions"]
-    assert found["serverInfo"] == {"name": "n", "version": "v"}
-    assert "tools" in found["capabilities"]
+    result = mcp.discovery({"name": "n", "version": "v"}, {})
+    assert mcp.STATELESS_VERSION in result["supportedVersions"]
+    assert result["serverInfo"] == {"name": "n", "version": "v"}
+    assert "tools" in result["capabilities"]
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_an_embedded_resource_is_content() -> None:
 
 
 def test_nothing_optional_is_null_for_a_client_that_keeps_to_the_spec() -> None:
-    told = mcp.for_mcp(mcp.tool_result(None, Kit.tools["win"]))
-    assert "structuredContent" not in told
-    assert "structured_content" in told
+    reply = mcp.for_mcp(mcp.tool_result(None, Kit.tools["win"]))
+    assert "structuredContent" not in reply
+    assert "structured_content" in reply
     listed_tools = mcp.for_mcp({"tools": [mcp.tool_listing(spec) for spec in Kit.tools.values()]})["tools"]
     assert not [key for each in listed_tools for key, value in each.items() if value is None and key != "meta"]
 

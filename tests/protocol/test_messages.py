@@ -18,7 +18,7 @@ from paddock.errors import (
 )
 from paddock.protocol import messages
 from paddock.protocol.messages import Wire
-from paddock.sessions.blueprint import Blueprint
+from paddock.sessions.spec import EnvironmentSpec
 from paddock.types import CallToolAction, ListToolsAction
 
 WIRE = Wire(Add)
@@ -60,18 +60,18 @@ def test_an_action_arrives_typed() -> None:
 
 def test_a_reset_passes_on_only_what_was_given() -> None:
     message: Any = WIRE.parse('{"type":"reset","data":{"seed":null,"level":2,"self":1,"session_id":"x"}}')
-    assert message.data.given() == {"seed": None, "level": 2, "self": 1, "session_id": "x"}
+    assert message.data.sent_arguments() == {"seed": None, "level": 2, "self": 1, "session_id": "x"}
     empty: Any = WIRE.parse('{"type":"reset"}')
-    assert empty.data.given() == {}
+    assert empty.data.sent_arguments() == {}
 
 
 @pytest.mark.parametrize(
-    "name", ["given", "own_fields_set", "model_fields", "model_extra", "__dict__", "model_config"]
+    "name", ["sent_arguments", "own_fields_set", "model_fields", "model_extra", "__dict__", "model_config"]
 )
 def test_a_reset_argument_may_have_any_name(name: str) -> None:
     message: Any = WIRE.parse(json.dumps({"type": "reset", "data": {name: 1}}))
-    assert messages.ResetArguments.given(message.data) == {name: 1}
-    assert message.data.given() == {name: 1}
+    assert messages.ResetArguments.sent_arguments(message.data) == {name: 1}
+    assert message.data.sent_arguments() == {name: 1}
 
 
 @pytest.mark.parametrize(
@@ -207,35 +207,6 @@ def test_random_json_never_raises_anything_but_a_request_error(document: Any) ->
             json.loads(messages.write_error(error))
 
 
-def written(kind: str, data: Any, rest: dict[str, Any], separators: tuple[str, str]) -> bytes:
-    return json.dumps({"type": kind, "data": data, **rest}, separators=separators).encode()
-
-
-STEPS = st.builds(
-    written,
-    st.sampled_from(["step", "step", "step", "reset"]),
-    st.fixed_dictionaries({"amount": st.integers(-1, 3) | st.text(max_size=2)}) | SCRAPS,
-    st.fixed_dictionaries({}, optional={"id": st.integers(0, 3), "timeout_s": st.floats(), "x": SCRAPS}),
-    st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")]),
-)
-
-
-@given(STEPS | st.binary(max_size=60).map(lambda tail: b'{"type":"step","data":{"amount":1' + tail + b"}}"))
-def test_the_short_way_and_the_long_way_agree(raw: bytes) -> None:
-    action = WIRE.quick_step(raw)
-    if action is None:
-        return
-    message = WIRE.parse(raw)
-    assert isinstance(message, messages.StepMessage)
-    assert (message.data, message.id, message.timeout_s, message.session) == (action, None, None, None)
-
-
-def test_common_steps_take_the_short_way() -> None:
-    for spaced in (False, True):
-        raw = json.dumps({"type": "step", "data": {"amount": 3}}, separators=None if spaced else (",", ":")).encode()
-        assert WIRE.quick_step(raw) == Add(amount=3)
-
-
 class Left(BaseModel):
     turn: Literal["left"]
 
@@ -288,7 +259,7 @@ def test_a_field_may_be_called_like_a_message(name: str) -> None:
     assert locations(error) == [[name]]
 
 
-TOOLS = Blueprint(Kit).wire
+TOOLS = EnvironmentSpec(Kit).wire
 
 
 def test_the_type_of_a_tool_action_picks_its_model() -> None:

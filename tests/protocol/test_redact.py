@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.protocol.redact import MASK, redact, told
+from paddock.protocol.redact import MASK, describe_error, redact
 
 SECRETS = [
     "password=hunter2",
@@ -31,10 +31,10 @@ SECRETS = [
 
 @pytest.mark.parametrize("text", SECRETS)
 def test_a_secret_is_masked(text: str) -> None:
-    shown = redact(f"cannot log in: {text}")
-    assert "hunter2" not in shown
-    assert MASK in shown
-    assert shown.startswith("cannot log in")
+    redacted = redact(f"cannot log in: {text}")
+    assert "hunter2" not in redacted
+    assert MASK in redacted
+    assert redacted.startswith("cannot log in")
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_an_exception_that_cannot_speak_is_named() -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert told(Silent()) == "Silent"
-    assert told(ValueError("token=abc123")) == f"ValueError: token={MASK}"
+    assert describe_error(Silent()) == "Silent"
+    assert describe_error(ValueError("token=abc123")) == f"ValueError: token={MASK}"
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_an_exception_that_cannot_speak_is_named() -> None:
     ],
 )
 def test_words_that_say_what_to_send_are_left_whole(text: str) -> None:
-    shown = redact(text)
-    assert shown == text or shown == text.replace("token=...)", f"token={MASK}")
+    redacted = redact(text)
+    assert redacted == text or redacted == text.replace("token=...)", f"token={MASK}")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,6 @@ def test_words_that_say_what_to_send_are_left_whole(text: str) -> None:
     ],
 )
 def test_a_header_is_masked_as_a_whole_or_not_at_all(header: str) -> None:
-    shown = redact(header)
-    assert MASK in shown
-    assert not any(piece in shown for piece in ("abc", "YTpi"))
+    redacted = redact(header)
+    assert MASK in redacted
+    assert not any(piece in redacted for piece in ("abc", "YTpi"))

@@ -46,8 +46,8 @@ def test_the_bytes_kept_are_bounded() -> None:
     for number in range(10):
         ledger.admit(number)
         ledger.record(number, bytes(KEPT_BYTES // 4))
-    kept = [number for number in range(10) if _is_kept(ledger, number)]
-    assert kept == [6, 7, 8, 9]
+    remaining = [number for number in range(10) if _is_kept(ledger, number)]
+    assert remaining == [6, 7, 8, 9]
 
 
 def test_the_newest_answer_is_kept_whatever_its_size() -> None:

@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from paddock.rollouts.agents.command import CommandAgent
-from paddock.rollouts.limits import MEBIBYTE, Budget, SandboxLimits, Timeouts
-from paddock.rollouts.models.endpoint import Endpoint
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.runs import run_rollout
-from paddock.rollouts.sandbox import available
-from paddock.rollouts.store import Store
-from paddock.rollouts.task import Task
-from paddock.testing.replay import ReplayServer
+from paddock.agents.command import CommandAgent
+from paddock.limits import MEBIBYTE, Budget, RolloutTimeouts, SandboxLimits
+from paddock.models.endpoint import Endpoint
+from paddock.models.replay import ReplayServer
+from paddock.rollouts.api import run_rollout
+from paddock.sandbox import available
+from paddock.store import Store
+from paddock.store.record import RolloutRecord
+from paddock.tasks.task import Task
 
 ResultT = TypeVar("ResultT")
 
@@ -28,7 +28,7 @@ needs_bwrap = pytest.mark.skipif(BWRAP_MISSING is not None, reason=str(BWRAP_MIS
 UPSTREAM_KEY = "sk-upstream-9f8e7d6c5b4a"
 NOBODY_THERE = Endpoint("http://127.0.0.1:1/v1", "nobody", engine="vllm")
 LIMITS = SandboxLimits(memory_bytes=1024 * MEBIBYTE, disk_bytes=64 * MEBIBYTE, processes=128)
-TIMEOUTS = Timeouts(install=20, sandbox=20, setup=10, agent=10, verifier=10, model_call=20)
+TIMEOUTS = RolloutTimeouts(install=20, sandbox=20, setup=10, agent=10, verifier=10, model_call=20)
 IS_DONE = """
 mkdir -p /logs/verifier
 if [ "$(cat answer.txt 2>/dev/null)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
@@ -179,10 +179,10 @@ def children_of(pid: int) -> list[int]:
             continue
         if fields[0] != "Z":
             parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found = list(parents.get(pid, ()))
-    for child in found:
-        found += parents.get(child, ())
-    return found
+    collected = list(parents.get(pid, ()))
+    for child in collected:
+        collected += parents.get(child, ())
+    return collected
 
 
 BEFORE: set[int] = set()
@@ -200,15 +200,15 @@ def own_children() -> list[int]:
 
 def working_in(folder: Path) -> list[str]:
     """Processes, whoever their parent is now, that were started in `folder` and have not left it."""
-    found = []
+    collected = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if Path(os.readlink(entry / "cwd")) == folder and int(entry.name) != os.getpid():
                 state = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-                found += [] if state in "ZX" else [f"{entry.name}: {(entry / 'cmdline').read_bytes()[:80]!r}"]
+                collected += [] if state in "ZX" else [f"{entry.name}: {(entry / 'cmdline').read_bytes()[:80]!r}"]
         except OSError:
             continue
-    return found
+    return collected
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -9,24 +9,23 @@ from typing import Any
 
 import pytest
 
+from paddock.capture.upstream import Upstream
 from paddock.cli.rollout import reasons
 from paddock.errors import ConfigError, ConnectFailed, PaddockError
+from paddock.limits import RolloutTimeouts
+from paddock.models.endpoint import Endpoint
+from paddock.models.replay import ReplayServer
 from paddock.rollouts import batch as batches
-from paddock.rollouts.batch import Batch, BatchResult, Group
-from paddock.rollouts.capture import Upstream
-from paddock.rollouts.limits import Timeouts
-from paddock.rollouts.loop.agent import LoopAgent
-from paddock.rollouts.loop.batch import LoopBatch
-from paddock.rollouts.loop.plan import LoopPlan
-from paddock.rollouts.models.endpoint import Endpoint
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.plan import Plan
-from paddock.rollouts.record import RolloutRecord
+from paddock.rollouts.api import run_batch
+from paddock.rollouts.batch import Batch, BatchGroup, BatchResult
+from paddock.rollouts.config import RunConfig
+from paddock.rollouts.context import RunContext
+from paddock.rollouts.loop.session import ToolSessions
 from paddock.rollouts.rollout import Rollout
-from paddock.rollouts.runs import run_batch
-from paddock.rollouts.store import Store
-from paddock.testing.replay import ReplayServer
-from rollouts.loop.scenes import Stage
+from paddock.store import Store
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
+from rollouts.loop.fake_session import FakeSession
 from rollouts.played import NOBODY_THERE, SOLVES, a_task, needs_bwrap, own_children, run, shell, speaker
 
 pytestmark = needs_bwrap
@@ -34,17 +33,17 @@ pytestmark = needs_bwrap
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store") as kept:
-        yield kept
-        assert kept.count(finished=False) == 0
-        assert kept.open_sandboxes() == []
+    with Store.open(tmp_path / "store") as reopened:
+        yield reopened
+        assert reopened.count(finished=False) == 0
+        assert reopened.open_sandboxes() == []
     assert own_children() == []
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again at once."""
-    monkeypatch.setattr(batches, "PAUSE", 0.01)
+    monkeypatch.setattr(batches, "PAUSE_SECONDS", 0.01)
 
 
 def tasks(count: int, **changes: Any) -> list[Any]:
@@ -62,9 +61,9 @@ def balances(result: BatchResult, store: Store) -> None:
     assert summary["rollouts"] == len(result.records) == sum(summary["outcomes"].values())
     assert len({(record.task_id, record.member) for record in result.records}) == len(result.records)
     for record in result.records:
-        kept = store.get(record.rollout_id)
-        assert kept is not None
-        assert (kept.outcome, kept.reward, kept.batch_id) == (record.outcome, record.reward, result.batch_id)
+        stored = store.get(record.rollout_id)
+        assert stored is not None
+        assert (stored.outcome, stored.reward, stored.batch_id) == (record.outcome, record.reward, result.batch_id)
 
 
 def test_each_task_has_a_group_of_its_own(store: Store) -> None:
@@ -107,7 +106,7 @@ def test_only_failures_around_the_policy_are_tried_again(store: Store) -> None:
         script = {**SOLVES, "faults": [{"status": 500, "times": 4}]}
         async with ReplayServer(script) as server:
             endpoint = Endpoint(server.url, "replay", engine="vllm")
-            quick = Timeouts(model_call=0.8, agent=20)
+            quick = RolloutTimeouts(model_call=0.8, agent=20)
             return await batch(store, tasks=tasks(1, timeouts=quick), model=endpoint, agent=speaker(), retries=2)
 
     result = run(act())
@@ -139,7 +138,7 @@ def test_what_the_policy_or_the_task_broke_is_not_tried_again(
 
 @pytest.mark.usefixtures("hasty")
 def test_tries_have_an_end(store: Store) -> None:
-    quick = Timeouts(model_call=0.3, agent=20)
+    quick = RolloutTimeouts(model_call=0.3, agent=20)
     result = run(batch(store, tasks=tasks(1, timeouts=quick), agent=speaker(), retries=2))
     balances(result, store)
     assert sorted(record.attempt for record in store.list(batch_id=result.batch_id)) == [0, 1, 2]
@@ -228,7 +227,7 @@ def test_a_store_that_fails_says_so_and_every_rollout_it_knows_has_an_outcome(tm
 
         def fill(rollout: Rollout) -> None:
             if rollout.record.stage == "agent":
-                with store._database.outside() as connection:
+                with store._database.autocommit() as connection:
                     connection.execute("PRAGMA max_page_count = 1")
 
         script = shell(f"echo {os.urandom(6000).hex()} > noise; head -c 400K /dev/urandom > big; sleep 0.1")
@@ -238,7 +237,7 @@ def test_a_store_that_fails_says_so_and_every_rollout_it_knows_has_an_outcome(tm
         except PaddockError as error:
             outcomes = [error.message]
         finally:
-            with store._database.outside() as connection:
+            with store._database.autocommit() as connection:
                 connection.execute(f"PRAGMA max_page_count = {2**31}")
         assert None not in outcomes
         assert store.count(finished=False) == 0
@@ -265,9 +264,7 @@ def test_numbers_that_make_no_sense_are_refused(store: Store, wrong: dict[str, i
 def test_settings_that_make_no_sense_are_refused_before_anything_runs(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(ConfigError, match=name):
-        Plan(shell("true"), NOBODY_THERE, **wrong)
-    with pytest.raises(ConfigError, match=name):
-        LoopPlan(LoopAgent(), NOBODY_THERE, **wrong)
+        RunConfig(model=NOBODY_THERE, **wrong)
 
 
 def test_two_tasks_of_one_name_are_refused(store: Store) -> None:
@@ -275,24 +272,25 @@ def test_two_tasks_of_one_name_are_refused(store: Store) -> None:
         run(batch(store, tasks=[*tasks(1), *tasks(1)]))
 
 
-def test_the_plan_is_kept_with_each_rollout(store: Store) -> None:
+def test_the_config_is_kept_with_each_rollout(store: Store) -> None:
     async def act() -> BatchResult:
         async with Upstream() as upstream:
-            plan = Plan(shell("true"), NOBODY_THERE, temperature=0.5)
-            return await Batch(tasks(1), plan, store=store, upstream=upstream).run()
+            config = RunConfig(model=NOBODY_THERE, agent=shell("true"), temperature=0.5)
+            context = RunContext.create(config, endpoint=NOBODY_THERE, store=store, upstream=upstream)
+            return await Batch(tasks(1), context).run()
 
     (record,) = run(act()).records
-    kept = store.get(record.rollout_id)
-    assert kept is not None
-    assert (kept.config["temperature"], kept.config["budget"]["calls"], kept.config["model_name"]) == (
+    stored = store.get(record.rollout_id)
+    assert stored is not None
+    assert (stored.config["temperature"], stored.config["budget"]["calls"], stored.config["model_name"]) == (
         0.5,
         200,
         "nobody",
     )
 
 
-def group(*rewards: float | None) -> Group:
-    return Group("t", [RolloutRecord(f"r{number}", "t", reward=reward) for number, reward in enumerate(rewards)])
+def group(*rewards: float | None) -> BatchGroup:
+    return BatchGroup("t", [RolloutRecord(f"r{number}", "t", reward=reward) for number, reward in enumerate(rewards)])
 
 
 @pytest.mark.parametrize(
@@ -314,8 +312,8 @@ def group(*rewards: float | None) -> Group:
 def test_pass_at_k_counts_only_known_rewards(
     rewards: tuple[float | None, ...], k: int, expected: float | None
 ) -> None:
-    found = group(*rewards).pass_at(k)
-    assert found == (None if expected is None else pytest.approx(expected))
+    result = group(*rewards).pass_at(k)
+    assert result == (None if expected is None else pytest.approx(expected))
 
 
 def test_a_mean_is_unknown_without_rewards() -> None:
@@ -326,7 +324,7 @@ def test_a_mean_is_unknown_without_rewards() -> None:
 # -- what keeps all of them out ---------------------------------------------------------------------
 
 
-class Behind(Stage):
+class Behind(FakeSession):
     """A place that cannot be reached at first."""
 
     def __init__(self, tries: list[int], closed: int) -> None:
@@ -342,14 +340,16 @@ class Behind(Stage):
 
 async def looped(store: Store, tries: list[int], *, closed: int, n: int, **options: Any) -> BatchResult:
     async with Upstream() as upstream, ReplayServer({"turns": [{"text": "Done."}]}) as server:
-        plan = LoopPlan(LoopAgent(), Endpoint(server.url, "replay", engine="vllm"), sandbox=Stage.kind)
-        options = {"parallel": 2, "retries": 2, **options}
-        shared = {"store": store, "upstream": upstream, "n": n, **options}
-        return await LoopBatch(tasks(1), plan, lambda _: Behind(tries, closed), **shared).run()
+        endpoint = Endpoint(server.url, "replay", engine="vllm")
+        fields = {"parallel": 2, "retries": 2, **options}
+        config = RunConfig(model=endpoint, agent="loop", n=n, **fields)
+        sessions = ToolSessions(lambda _: Behind(tries, closed), "fake")
+        context = RunContext.create(config, endpoint=endpoint, store=store, upstream=upstream, sessions=sessions)
+        return await Batch(tasks(1), context).run()
 
 
 @pytest.mark.usefixtures("hasty")
-def test_what_keeps_all_out_is_tried_again_by_one(store: Store) -> None:
+def test_what_fails_for_all_is_tried_again_by_one(store: Store) -> None:
     tries: list[int] = []
     result = run(looped(store, tries, closed=1000, n=20))
     balances(result, store)
@@ -373,5 +373,5 @@ def test_an_engine_that_is_not_there_is_told_once(store: Store, monkeypatch: pyt
     result = run(batch(store, n=5, sandbox="docker", retries=1))
     balances(result, store)
     (reason,) = reasons(result)
-    assert reason.startswith("no container engine answers at ")
+    assert reason.startswith("no container runtime answers at ")
     assert store.count(batch_id=result.batch_id) == 5 + 1

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from paddock.rollouts.export.samples import samples
-from paddock.rollouts.limits import Timeouts
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.store import Store
-from rollouts.loop.scenes import Stage, played, turns
+from paddock.export.samples import samples
+from paddock.limits import RolloutTimeouts
+from paddock.store import Store
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
+from rollouts.loop.fake_session import FakeSession, played, turns
 from rollouts.played import LIMITS, SOLVES, a_task, needs_bwrap, run, speaker, spoken
 
 AT_ONCE = "sys.exit(converse())"
@@ -42,7 +42,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 
 def ended(store: Store, fault: dict[str, Any], agent: str, *, seconds: float = 1.5, **options: Any) -> RolloutRecord:
     script = {**SOLVES, **options.pop("script", {}), "faults": [fault] if fault else []}
-    task = a_task(timeouts=Timeouts(agent=seconds, verifier=10), sandbox=LIMITS)
+    task = a_task(timeouts=RolloutTimeouts(agent=seconds, verifier=10), sandbox=LIMITS)
     record, _ = run(spoken(store, script, speaker(agent), task=task, **options))
     return record
 
@@ -55,8 +55,8 @@ def unscored(store: Store, record: RolloutRecord) -> bool:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
-    with closing(Store.open(tmp_path / "store")) as kept:
-        yield kept
+    with closing(Store.open(tmp_path / "store")) as remaining:
+        yield remaining
 
 
 @needs_bwrap
@@ -71,7 +71,7 @@ def test_a_broken_endpoint_is_not_charged_to_a_command_agent(store: Store, fault
 @pytest.mark.parametrize("fault", BROKEN.values(), ids=BROKEN)
 def test_a_broken_endpoint_is_not_charged_to_the_loop(tmp_path: Path, fault: dict[str, Any]) -> None:
     script = turns(SAYS, {"text": "Done."}, faults=[fault])
-    record, _, store = run(played(tmp_path, Stage(), script, agent_timeout=2.0))
+    record, _, store = run(played(tmp_path, FakeSession(), script, agent_timeout=2.0))
     with closing(store):
         assert (record.outcome, unscored(store, record)) == (Outcome.MODEL, True)
 
@@ -102,7 +102,7 @@ def test_a_slow_but_steady_answer_is_an_ordinary_timeout(store: Store) -> None:
 
 def test_the_loop_times_out_on_a_slow_but_steady_answer(tmp_path: Path) -> None:
     script = turns(LONG, faults=[{"per_token_delay": 0.05}])
-    record, _, store = run(played(tmp_path, Stage(), script, agent_timeout=1.5))
+    record, _, store = run(played(tmp_path, FakeSession(), script, agent_timeout=1.5))
     store.close()
     assert (record.outcome, record.reward) == (Outcome.TIMEOUT, 0.0)
 

@@ -9,8 +9,8 @@ import tarfile
 
 import pytest
 
-from paddock import bpf
-from paddock.rollouts.sandbox import seccomp
+from paddock import seccomp
+from paddock.sandbox import syscall_policy
 from rollouts.played import needs_bwrap
 from rollouts.test_verifier import sealed, verdict
 
@@ -197,7 +197,7 @@ CLOSED = {
     "sees other processes": "os.kill(4, 0); open('worked', 'w')",
     "looks into temporary files": "open('/tmp/verifier-home/secret'); open('worked', 'w')",
     "looks into shared memory": "open('/dev/shm/secret'); open('worked', 'w')",
-    "asks the supervisor": """
+    "asks the guest": """
 line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 line.connect(chr(0) + "paddock-run")
 socket.send_fds(line, [b"/home/user/workdir" + bytes(1) + b"true"], [0, 1, 2])
@@ -225,8 +225,8 @@ def test_git_apart_runs_the_agents_hook_where_it_gains_nothing() -> None:
     work = sealed(hook=HOOK)
     # Nothing but paddock-run helps here: this is why it exists.
     assert verdict(f"{REPOSITORY} git status > /tmp/out 2>&1", work).reward.value == 1.0
-    said = verdict(f"{REPOSITORY} paddock-run git status > /tmp/out 2>&1; ls", work)
-    assert ("seen" in said.stdout.split(), said.reward.value) == (True, 0.0)
+    result = verdict(f"{REPOSITORY} paddock-run git status > /tmp/out 2>&1; ls", work)
+    assert ("seen" in result.stdout.split(), result.reward.value) == (True, 0.0)
 
 
 FLOODS = {
@@ -288,9 +288,9 @@ def test_a_program_cannot_change_its_input() -> None:
 
 def test_a_program_in_a_loop_does_not_read_the_cases() -> None:
     reads = "print(dict(line.split() for line in os.pread(0, 99, 0).decode().splitlines())[sys.argv[1]])"
-    said = verdict(LOOP, sealed(**{"prog.py": PRELUDE + reads}), cases="1 one\n2 two\n")
-    assert said.reward.value is None
-    assert "give it < /dev/null" in (said.reward.reason or "")
+    result = verdict(LOOP, sealed(**{"prog.py": PRELUDE + reads}), cases="1 one\n2 two\n")
+    assert result.reward.value is None
+    assert "give it < /dev/null" in (result.reward.reason or "")
     answers = "print({'1': 'one', '2': 'two'}[sys.argv[1]])"
     safe = LOOP.replace("$given)", "$given < /dev/null)")
     assert verdict(safe, sealed(**{"prog.py": PRELUDE + answers}), cases="1 one\n2 two\n").reward.value == 1.0
@@ -311,8 +311,8 @@ except OSError:
     pass
 """
     script = f"exec > /logs/verifier/log; echo secret; paddock-run python3 prog.py; cat seen; echo 0 > {REWARD}"
-    said = verdict(f"{script}; cat /logs/verifier/log >&2", sealed(**{"prog.py": PRELUDE + program}))
-    assert said.stderr.count("secret") == 1
+    result = verdict(f"{script}; cat /logs/verifier/log >&2", sealed(**{"prog.py": PRELUDE + program}))
+    assert result.stderr.count("secret") == 1
 
 
 COMPARES = f"cmp -s answer /tests/check.py && echo 1 > {REWARD} || echo 0 > {REWARD}"
@@ -330,10 +330,10 @@ LINKS = "os.path.lexists('answer') and os.unlink('answer'); os.symlink('/tests/c
     ids=["ends", "is killed", "runs on", "removes it"],
 )
 def test_a_program_cannot_make_its_output_a_link_to_the_answer(script: str) -> None:
-    said = verdict(
+    result = verdict(
         script, sealed(**{"prog.py": f"{PRELUDE}{LINKS}\nif sys.argv[1:]: time.sleep(60)"}), **{"check.py": CHECK}
     )
-    assert (said.reward.value, said.reward.reason) == (
+    assert (result.reward.value, result.reward.reason) == (
         None,
         "a program that the tests ran made answer a link to /tests/check.py",
     )
@@ -363,17 +363,20 @@ MOUNT = {"x86_64": 165, "aarch64": 40}
 
 @pytest.fixture
 def no_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A filter in force from the first line of the supervisor on, as a security module of the host would be."""
-    lines = [bpf.instruction(bpf.LOAD, bpf.NUMBER), *bpf.when(MOUNT[platform.machine()], [bpf.refuse()])]
-    program = b"".join([*lines, bpf.allow()])
-    monkeypatch.setattr(seccomp, "program", lambda: program)
+    """A filter in force from the first line of the guest on, as a security module of the host would be."""
+    lines = [
+        seccomp.instruction(seccomp.LOAD, seccomp.NUMBER),
+        *seccomp.on_call(MOUNT[platform.machine()], [seccomp.refuse()]),
+    ]
+    program = b"".join([*lines, seccomp.allow()])
+    monkeypatch.setattr(syscall_policy, "sandbox_filter", lambda: program)
 
 
 @pytest.mark.usefixtures("no_mounts")
 def test_without_mounts_no_command_runs_unprotected() -> None:
-    said = verdict(f"paddock-run touch made; echo $?; ls; echo 1 > {REWARD}")
-    assert (said.stdout, said.reward.value) == ("125\nanswer\n", None)
-    assert "this host forbids mounts" in (said.reward.reason or "")
+    result = verdict(f"paddock-run touch made; echo $?; ls; echo 1 > {REWARD}")
+    assert (result.stdout, result.reward.value) == ("125\nanswer\n", None)
+    assert "this host forbids mounts" in (result.reward.reason or "")
     assert verdict(f"echo 1 > {REWARD}").reward.value == 1.0
 
 

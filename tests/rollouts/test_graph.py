@@ -1,7 +1,7 @@
 """What the graph says of conversations that go on, fork, are summed up, or come back in other tokens."""
 
+from paddock.capture.trace import Call, Role
 from paddock.rollouts.graph import Drift, Graph, Label
-from paddock.rollouts.trace import Call, Role
 
 SYSTEM = [1, 2, 3]
 END = 9

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
+from paddock.agents.command import CommandAgent
 from paddock.envs.counter import Counter
 from paddock.envs.notes import Notes
 from paddock.errors import AgentError, ConfigError
-from paddock.rollouts.agents.base import Installed
-from paddock.rollouts.agents.command import CommandAgent
+from paddock.limits import Budget, RolloutTimeouts
+from paddock.models.endpoint import Endpoint
+from paddock.rollouts.api import run_batch
 from paddock.rollouts.batch import BatchResult
-from paddock.rollouts.limits import Budget, Timeouts
 from paddock.rollouts.loop.agent import LoopAgent
-from paddock.rollouts.models.endpoint import Endpoint
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
 from paddock.rollouts.resume import differences, is_settled
-from paddock.rollouts.runs import run_batch
-from paddock.rollouts.store import Store
-from paddock.rollouts.task import Task
+from paddock.sandbox.base import Mount
+from paddock.store import Store
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
+from paddock.tasks.task import Task
 from rollouts.played import NOBODY_THERE, a_task, needs_bwrap, run, shell
 
 pytestmark = needs_bwrap
@@ -29,8 +29,8 @@ SOLVE = "echo 42 > answer.txt"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store") as kept:
-        yield kept
+    with Store.open(tmp_path / "store") as reopened:
+        yield reopened
 
 
 def batch(store: Store, **options: Any) -> BatchResult:
@@ -89,7 +89,7 @@ def test_another_environment_or_seed_is_refused_by_name(store: Store, changed: d
         {"model": Endpoint("http://127.0.0.1:2/v1", "nobody", api_key="sk-other", engine="vllm")},
         {"budget": Budget(calls=7)},
         {"agent_timeout": 3.0, "stall_timeout": 1.0},
-        {"timeouts": Timeouts(agent=3)},
+        {"timeouts": RolloutTimeouts(agent=3)},
         {"n": 2, "retries": 1, "parallel": 2},
         {"tasks": [a_task(), a_task(id="another")]},
     ],
@@ -115,12 +115,12 @@ class Fetched(CommandAgent):
     failures = 1
     installs = 0
 
-    async def install(self, log: Callable[[str], None], *, timeout: float) -> Installed:
+    async def fetch(self, log: Callable[[str], None], *, timeout: float) -> tuple[Mount, ...]:
         Fetched.installs += 1
         if Fetched.failures:
             Fetched.failures -= 1
             raise AgentError("the registry does not answer")
-        return await super().install(log, timeout=timeout)
+        return await super().fetch(log, timeout=timeout)
 
 
 def test_a_failed_install_is_run_again(store: Store) -> None:
@@ -139,7 +139,7 @@ def test_a_failed_install_is_run_again(store: Store) -> None:
 def test_a_failed_install_is_tried_again_by_one_member_for_all(
     store: Store, failures: int, outcome: Outcome, installs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paddock.rollouts.batch.PAUSE", 0.01)
+    monkeypatch.setattr("paddock.rollouts.batch.PAUSE_SECONDS", 0.01)
     Fetched.failures, Fetched.installs = failures, 0
     records = batch(store, n=3, retries=2, agent=Fetched(f"/bin/bash -c '{SOLVE}'")).records
     assert [record.outcome for record in records] == [outcome] * 3

@@ -5,25 +5,30 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paddock.agents.base import Agent
+from paddock.agents.command import CommandAgent
+from paddock.capture.upstream import Upstream
 from paddock.errors import PaddockError
-from paddock.rollouts.agents.base import Agent
-from paddock.rollouts.agents.command import CommandAgent
-from paddock.rollouts.capture import Upstream
-from paddock.rollouts.limits import MEBIBYTE, Budget, SandboxLimits, Timeouts
-from paddock.rollouts.models.endpoint import Endpoint
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.plan import Plan
-from paddock.rollouts.record import RolloutRecord
+from paddock.limits import MEBIBYTE, Budget, RolloutTimeouts, SandboxLimits
+from paddock.models.endpoint import Endpoint
+from paddock.models.replay import ReplayServer
+from paddock.rollouts.api import reverify
+from paddock.rollouts.config import RunConfig
+from paddock.rollouts.context import RunContext
 from paddock.rollouts.rollout import Rollout
-from paddock.rollouts.runs import reverify
-from paddock.rollouts.store import Store
-from paddock.rollouts.task import Task
-from paddock.testing.replay import ReplayServer
+from paddock.sandbox.local import LocalSandbox
+from paddock.sandbox.network.policy import NetworkPolicy
+from paddock.store import Store
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
+from paddock.tasks.settings import TaskNetwork
+from paddock.tasks.task import Task
 from rollouts.played import (
     IS_DONE,
     LIMITS,
@@ -51,8 +56,8 @@ Act = Callable[[Rollout, "asyncio.Task[RolloutRecord]"], Awaitable[None]]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
-    with Store.open(tmp_path / "store") as kept:
-        yield kept
+    with Store.open(tmp_path / "store") as reopened:
+        yield reopened
 
 
 async def follow(
@@ -63,13 +68,13 @@ async def follow(
     task: Task | None = None,
     model: Endpoint = NOBODY_THERE,
     on_change: Callable[[Rollout], None] | None = None,
-    **plan: Any,
+    **fields: Any,
 ) -> Rollout:
     """A rollout that `act` meddles with while it runs. It is over when this returns."""
     async with Upstream() as upstream:
-        rollout = Rollout(
-            task or a_task(), Plan(agent, model, **plan), store=store, upstream=upstream, on_change=on_change
-        )
+        config = RunConfig(model=model, agent=agent, **fields)
+        context = RunContext.create(config, endpoint=model, store=store, upstream=upstream)
+        rollout = Rollout(task or a_task(), context, on_change=on_change)
         running = asyncio.ensure_future(rollout.run())
         if act is not None:
             await act(rollout, running)
@@ -135,7 +140,7 @@ def test_a_verifier_that_says_nothing_usable_breaks_as_verifier(store: Store, ve
 
 
 def test_a_verifier_that_hangs_is_ended(store: Store) -> None:
-    quick = Timeouts(agent=5, verifier=0.2)
+    quick = RolloutTimeouts(agent=5, verifier=0.2)
     record = rolled(store, shell(SOLVE), task=a_task("echo 1 > /logs/verifier/reward.txt; sleep 60", timeouts=quick))
     assert (record.outcome, record.reward) == (Outcome.VERIFIER, None)
     assert "0.2 s" in (record.reward_reason or "")
@@ -167,7 +172,7 @@ def test_a_set_up_that_fails_blames_the_task(store: Store) -> None:
 
 
 def test_a_set_up_that_hangs_blames_the_task(store: Store) -> None:
-    record = rolled(store, shell(SOLVE), task=a_task(setup="sleep 60", timeouts=Timeouts(setup=0.2)))
+    record = rolled(store, shell(SOLVE), task=a_task(setup="sleep 60", timeouts=RolloutTimeouts(setup=0.2)))
     assert record.outcome is Outcome.TASK
 
 
@@ -183,7 +188,7 @@ def test_an_exit_code_blames_nobody(store: Store) -> None:
 
 
 def test_an_endpoint_that_is_not_there_blames_the_model(store: Store) -> None:
-    quick = Timeouts(agent=20, model_call=1.0)
+    quick = RolloutTimeouts(agent=20, model_call=1.0)
     record = rolled(store, speaker(), task=a_task(timeouts=quick))
     assert (record.outcome, record.reward, record.calls) == (Outcome.MODEL, None, 1)
     ended_once(store, record.rollout_id)
@@ -215,7 +220,7 @@ def test_an_endpoint_that_refuses_everything_blames_the_model(store: Store) -> N
 
 def test_a_dead_sandbox_blames_the_sandbox(store: Store) -> None:
     async def kill(rollout: Rollout, running: Any) -> None:
-        await until(lambda: rollout._agent is not None)
+        await until(lambda: getattr(rollout._scene, "_program", None) is not None)
         (entry,) = store.open_sandboxes()
         assert entry.host_pid is not None
         os.kill(entry.host_pid, 9)
@@ -250,7 +255,7 @@ def test_what_would_help_is_kept_with_the_reason(store: Store, monkeypatch: pyte
 
 def test_a_sandbox_that_cannot_be_made_blames_the_sandbox(store: Store) -> None:
     """Nobody can make one in a millisecond."""
-    record = rolled(store, shell(SOLVE), task=a_task(timeouts=Timeouts(sandbox=0.001)))
+    record = rolled(store, shell(SOLVE), task=a_task(timeouts=RolloutTimeouts(sandbox=0.001)))
     assert (record.outcome, record.reward) == (Outcome.SANDBOX, None)
     assert own_children() == []
 
@@ -302,10 +307,10 @@ def test_more_memory_than_allowed_is_a_budget(store: Store) -> None:
 
 
 def test_a_store_that_cannot_begin_raises(tmp_path: Path) -> None:
-    kept = Store.open(tmp_path / "store")
-    kept.close()
+    reopened = Store.open(tmp_path / "store")
+    reopened.close()
     with pytest.raises(PaddockError):
-        rolled(kept, shell(SOLVE))
+        rolled(reopened, shell(SOLVE))
 
 
 # -- stopping -----------------------------------------------------------------------------------------
@@ -337,8 +342,10 @@ def test_an_abort_wins_over_an_agent_that_ends_because_of_it(store: Store) -> No
     async def act() -> tuple[RolloutRecord, bool]:
         script = {"turns": [{"text": "word " * 500}], "faults": [{"per_token_delay": 0.02}]}
         async with ReplayServer(script) as server, Upstream() as upstream:
-            plan = Plan(speaker(), Endpoint(server.url, "replay", engine="vllm"))
-            rollout = Rollout(a_task(), plan, store=store, upstream=upstream)
+            endpoint = Endpoint(server.url, "replay", engine="vllm")
+            config = RunConfig(model=endpoint, agent=speaker())
+            context = RunContext.create(config, endpoint=endpoint, store=store, upstream=upstream)
+            rollout = Rollout(a_task(), context)
 
             async def caller() -> bool:
                 await rollout.run()
@@ -411,12 +418,36 @@ def test_a_cancel_while_the_sandbox_is_made_leaves_no_process(
     wait_until(lambda: working_in(tmp_path) == [], 2)
 
 
+def test_a_cancel_while_the_model_port_is_opened_leaves_no_listener(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listeners = []
+    find, expose = LocalSandbox.socket_owner_finder, LocalSandbox.expose
+
+    async def recorded_expose(sandbox: LocalSandbox, port: int) -> Any:
+        listeners.append(await expose(sandbox, port))
+        return listeners[-1]
+
+    async def cancelled_finder(sandbox: LocalSandbox) -> Any:
+        await find(sandbox)
+        raise asyncio.CancelledError
+
+    async def wait(rollout: Rollout, running: Any) -> None:
+        await asyncio.wait([running])
+
+    monkeypatch.setattr(LocalSandbox, "expose", recorded_expose)
+    monkeypatch.setattr(LocalSandbox, "socket_owner_finder", cancelled_finder)
+    rollout = run(follow(store, shell("true"), wait))
+    assert ended_once(store, rollout.id).outcome is Outcome.CANCELLED
+    assert all(listener.fileno() == -1 for listener, _ in listeners)
+
+
 # -- the store fails ----------------------------------------------------------------------------------
 
 
 def limit_pages(store: Store, more: int | None) -> None:
     """Let the database grow by so many pages and no further, as on a full disk. None: as much as it likes."""
-    with store._database.outside() as connection:
+    with store._database.autocommit() as connection:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {2**31 if more is None else pages + more}")
 
@@ -496,11 +527,20 @@ def test_the_sealed_folder_can_be_scored_again_and_the_first_score_is_kept(store
     assert store.open_sandboxes() == []
 
 
+@needs_bwrap
+def test_tests_that_score_again_have_the_network_of_the_task(store: Store) -> None:
+    record = rolled(store, shell("echo 42 > answer.txt"))
+    tests = {"test.sh": b'echo "${http_proxy:+0.5}" > /logs/verifier/reward.txt\n'}
+    task = replace(a_task(), network=TaskNetwork(verifier=NetworkPolicy("public")))
+    verdict = run(reverify(record.rollout_id, tests, task=task, store=store))
+    assert verdict.reward.value == 0.5
+
+
 def test_everything_of_a_rollout_is_in_the_store(store: Store) -> None:
     record, server = run(spoken(store, SOLVES, driver=None))
-    kept = store.get(record.rollout_id)
-    assert kept is not None
-    assert kept.reward == 1.0
+    stored = store.get(record.rollout_id)
+    assert stored is not None
+    assert stored.reward == 1.0
     calls = store.calls(record.rollout_id)
     assert [call.prompt_token_ids for call in calls] == [served.prompt_ids for served in server.log]
     assert [call.completion_token_ids for call in calls] == [served.sampled_ids for served in server.log]
@@ -564,9 +604,9 @@ def test_the_rollouts_key_is_masked_where_an_agent_puts_it(store: Store) -> None
     leak = 'echo "$OPENAI_API_KEY" > "$OPENAI_API_KEY"; ls'
     test = "cat paddock-*; mkdir -p /logs/verifier; cp paddock-* /logs/verifier/reward.txt"
     record = rolled(store, shell(leak), task=a_task(test))
-    kept = repr(store.get(record.rollout_id)) + repr(store.events(record.rollout_id))
+    stored = repr(store.get(record.rollout_id)) + repr(store.events(record.rollout_id))
     assert "***" in record.verifier_stdout
-    assert not re.search(r"paddock-[\w-]{20}", kept.replace("paddock-sb", ""))
+    assert not re.search(r"paddock-[\w-]{20}", stored.replace("paddock-sb", ""))
 
 
 def test_strange_bodies_are_refused_and_nothing_else_happens(store: Store, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,62 +1,62 @@
 import pytest
 
 from paddock.errors import ConfigError
-from paddock.scale.autoscale import Autoscaler, Scale, Seen, to_retire
+from paddock.scale.autoscale import Autoscaler, HostLoad, ScalingPolicy, hosts_to_retire
 
 
-def hosts(*sessions: int, capacity: int = 10) -> list[Seen]:
-    return [Seen(f"h{number}", count, capacity) for number, count in enumerate(sessions)]
+def hosts(*sessions: int, capacity: int = 10) -> list[HostLoad]:
+    return [HostLoad(f"h{number}", count, capacity) for number, count in enumerate(sessions)]
 
 
 def test_it_grows_when_newcomers_have_waited_a_moment() -> None:
-    scaler = Autoscaler(Scale(1, 4, grow_after=0.5))
-    assert scaler.look(0.0, hosts(10), waiting=12) == 1
-    assert scaler.look(0.4, hosts(10), waiting=12) == 1
-    assert scaler.look(0.5, hosts(10), waiting=12) == 3
+    scaler = Autoscaler(ScalingPolicy(1, 4, grow_after=0.5))
+    assert scaler.decide(0.0, hosts(10), waiting=12) == 1
+    assert scaler.decide(0.4, hosts(10), waiting=12) == 1
+    assert scaler.decide(0.5, hosts(10), waiting=12) == 3
 
 
 def test_a_queue_that_empties_by_itself_adds_no_host() -> None:
-    scaler = Autoscaler(Scale(1, 4, grow_after=0.5))
-    scaler.look(0.0, hosts(10), waiting=1)
-    scaler.look(0.3, hosts(10), waiting=0)
-    assert scaler.look(0.6, hosts(10), waiting=1) == 1
+    scaler = Autoscaler(ScalingPolicy(1, 4, grow_after=0.5))
+    scaler.decide(0.0, hosts(10), waiting=1)
+    scaler.decide(0.3, hosts(10), waiting=0)
+    assert scaler.decide(0.6, hosts(10), waiting=1) == 1
 
 
 def test_it_never_leaves_its_bounds() -> None:
-    scaler = Autoscaler(Scale(2, 3, grow_after=0, shrink_after=0))
-    assert scaler.look(0, hosts(0, 0), waiting=0) == 2
-    assert scaler.look(1, hosts(10, 10), waiting=500) == 3
-    assert scaler.look(2, hosts(0, 0, 0), waiting=0) == 2
+    scaler = Autoscaler(ScalingPolicy(2, 3, grow_after=0, shrink_after=0))
+    assert scaler.decide(0, hosts(0, 0), waiting=0) == 2
+    assert scaler.decide(1, hosts(10, 10), waiting=500) == 3
+    assert scaler.decide(2, hosts(0, 0, 0), waiting=0) == 2
 
 
 def test_it_shrinks_only_after_a_long_quiet_time() -> None:
-    scaler = Autoscaler(Scale(1, 3, grow_after=0, shrink_after=30))
-    scaler.look(0, hosts(10, 10), waiting=10)
+    scaler = Autoscaler(ScalingPolicy(1, 3, grow_after=0, shrink_after=30))
+    scaler.decide(0, hosts(10, 10), waiting=10)
     assert scaler.wanted == 3
-    assert scaler.look(10, hosts(2, 1, 0), waiting=0) == 3
-    assert scaler.look(39, hosts(2, 1, 0), waiting=0) == 3
-    assert scaler.look(40, hosts(2, 1, 0), waiting=0) == 1
+    assert scaler.decide(10, hosts(2, 1, 0), waiting=0) == 3
+    assert scaler.decide(39, hosts(2, 1, 0), waiting=0) == 3
+    assert scaler.decide(40, hosts(2, 1, 0), waiting=0) == 1
 
 
 def test_a_busy_moment_starts_the_quiet_time_anew() -> None:
-    scaler = Autoscaler(Scale(1, 2, grow_after=0, shrink_after=30))
-    scaler.look(0, hosts(10), waiting=5)
-    scaler.look(10, hosts(3, 3), waiting=0)
-    scaler.look(30, hosts(10, 5), waiting=0)
-    assert scaler.look(45, hosts(3, 3), waiting=0) == 2
+    scaler = Autoscaler(ScalingPolicy(1, 2, grow_after=0, shrink_after=30))
+    scaler.decide(0, hosts(10), waiting=5)
+    scaler.decide(10, hosts(3, 3), waiting=0)
+    scaler.decide(30, hosts(10, 5), waiting=0)
+    assert scaler.decide(45, hosts(3, 3), waiting=0) == 2
 
 
 def test_the_hosts_with_the_fewest_sessions_go() -> None:
-    assert to_retire(hosts(5, 0, 3), wanted=1) == ["h1", "h2"]
-    assert to_retire(hosts(5, 0), wanted=2) == []
+    assert hosts_to_retire(hosts(5, 0, 3), wanted=1) == ["h1", "h2"]
+    assert hosts_to_retire(hosts(5, 0), wanted=2) == []
 
 
 def test_all_hosts_together_have_the_capacity_that_was_asked_for() -> None:
-    assert Scale(3, 3).shares(100) == [34, 33, 33]
-    assert Scale(1, 4).shares(2) == [1, 1, 1, 1]
+    assert ScalingPolicy(3, 3).shares(100) == [34, 33, 33]
+    assert ScalingPolicy(1, 4).shares(2) == [1, 1, 1, 1]
 
 
 def test_bounds_that_cannot_be_kept_are_refused() -> None:
-    for fewest, most in ((0, 1), (3, 2)):
+    for min_hosts, max_hosts in ((0, 1), (3, 2)):
         with pytest.raises(ConfigError):
-            Scale(fewest, most)
+            ScalingPolicy(min_hosts, max_hosts)

@@ -36,9 +36,9 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_cluster_that_is_not_there_is_reported_at_once() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{used.getsockname()[1]}"
         with pytest.raises(ClusterError, match=f"no Ray cluster at {nobody}") as refusal:
             cluster.connect(nobody)
     assert "ray start" in str(refusal.value.hint)

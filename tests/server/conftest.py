@@ -4,9 +4,9 @@ import pytest
 
 from environments import Watched
 from running import Serve, servers
-from server.crew import crew
+from server.worker_processes import worker_server
 
-__all__ = ["crew"]
+__all__ = ["worker_server"]
 
 
 @pytest.fixture(params=["fast", "asgi"])

@@ -1,4 +1,4 @@
-"""Who may talk to the server, on every door."""
+"""Who may talk to the server, on every transport."""
 
 import re
 from typing import Any
@@ -59,13 +59,13 @@ def test_the_token_opens(sent: str) -> None:
 
 
 def test_the_answer_is_the_same_whatever_was_sent() -> None:
-    told = set()
+    collected = set()
     for sent in WRONG:
         with pytest.raises(Unauthorized) as refused:
             check_access(LOCKED, headers(authorization=sent))
-        told.add((refused.value.message, refused.value.hint))
-    assert len(told) == 1
-    assert TOKEN not in str(told)
+        collected.add((refused.value.message, refused.value.hint))
+    assert len(collected) == 1
+    assert TOKEN not in str(collected)
 
 
 def test_the_token_is_not_shown() -> None:
@@ -145,8 +145,8 @@ ROUTES = [
 def every_route() -> list[tuple[str, str]]:
     """What the application routes, with something in place of the parameters, and what it takes besides."""
     routes = [route for route in create_app(Kit).routes if getattr(route, "methods", None)]
-    found = {(method, re.sub(r"{[^}]*}", "x", route.path)) for route in routes for method in route.methods}
-    return sorted({*found, *ROUTES} - {("GET", "/health"), ("HEAD", "/health")})
+    result = {(method, re.sub(r"{[^}]*}", "x", route.path)) for route in routes for method in route.methods}
+    return sorted({*result, *ROUTES} - {("GET", "/health"), ("HEAD", "/health")})
 
 
 def test_every_route_wants_the_token(serve_fast: Serve) -> None:

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from environments import InlineAdder
-from paddock.server import connection_limits, fast, request_deadlines
-from paddock.server.rare_log import RareLog
+from paddock.server import http_protocol, vector
+from paddock.server.rate_limited_log import RateLimitedLog
 from running import Running, Serve, wait_until
 
 QUICK = {"header_timeout": 0.5, "body_timeout": 0.5}
@@ -30,13 +30,12 @@ BEGINNINGS = {
 @pytest.fixture(autouse=True)
 def fresh_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
-        (connection_limits, "full_log"),
-        (connection_limits, "descriptor_log"),
-        (connection_limits, "late_log"),
-        (request_deadlines, "late_log"),
-        (fast, "late_log"),
+        (http_protocol, "full_log"),
+        (http_protocol, "descriptor_log"),
+        (http_protocol, "slow_peer_log"),
+        (vector, "slow_peer_log"),
     ):
-        monkeypatch.setattr(module, name, RareLog())
+        monkeypatch.setattr(module, name, RateLimitedLog())
 
 
 def connect(server: Running) -> socket.socket:
@@ -127,9 +126,9 @@ def test_a_lack_of_descriptors_is_logged_and_passes(serve_fast: Serve, caplog: p
     server = serve_fast(InlineAdder)
     ws = server.raw()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = len(os.listdir("/proc/self/fd"))
+    used = len(os.listdir("/proc/self/fd"))
     held: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken + 8, 64), before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(used + 8, 64), before[1]))
     try:
         try:
             while True:

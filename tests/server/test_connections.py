@@ -4,6 +4,7 @@ import random
 import re
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -114,8 +115,10 @@ def test_nothing_is_carried_out_after_a_goodbye(serve_fast: Serve, lives: list[W
     before = sum(life.steps for life in lives)
     ws.send(b'"\xff"')
     ws.send(STEP.format(1))
-    assert ws.close_code() == 1007
-    ws.send(STEP.format(1))
+    # uvicorn closes the socket at once. If the step arrives after that, the kernel resets the connection.
+    with suppress(*(() if server.service.fastpath else (ConnectionError,))):
+        assert ws.close_code() == 1007
+        ws.send(STEP.format(1))
     assert total(ask(other)) == 2
     wait_until(lambda: len(server.service.sockets) == 1)
     assert sum(life.steps for life in lives) == before + 1
@@ -150,7 +153,9 @@ def test_a_connection_whose_message_breaks_the_server_is_dropped_alone(
 ) -> None:
     server = serve_fast(InlineAdder)
     ws, other = both(server)
-    monkeypatch.setattr("paddock.server.ws.write_step", lambda answer: 1 / 0)
+    monkeypatch.setattr("paddock.server.ws.write_answer", lambda *_: 1 / 0)
+    if server.service.fastpath is not None:
+        monkeypatch.setattr("paddock.server.fastpath.conversation.write_step", lambda *_: 1 / 0)
     ws.send(STEP.format(1))
     assert ws.close_code() == 1011
     monkeypatch.undo()

@@ -1,13 +1,12 @@
 """HTTP requests that arrive at another worker than the one that keeps their session."""
 
 import socket
-from collections.abc import Callable
 
 import pytest
 
 from environments import Adder
 from running import Serve
-from server.crew import Crew
+from server.worker_processes import StartServer, WorkerServer
 from wire import Http
 
 LONG = b"x" * 30_000
@@ -25,9 +24,9 @@ def raw_status(port: int, target: bytes, *headers: bytes) -> int:
 
 
 @pytest.fixture
-def token_elsewhere(crew: Callable[..., Crew]) -> tuple[Crew, list[bytes]]:
+def token_elsewhere(worker_server: StartServer) -> tuple[WorkerServer, list[bytes]]:
     """A server, and a session of each of its workers: one of them is never where a request arrives."""
-    server = crew(2, 64)
+    server = worker_server(2, 64)
     tokens: dict[str, bytes] = {}
     while len(tokens) < 2:
         token = server.http()("POST", "/reset").headers["Session-Id"]
@@ -52,7 +51,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("case", REQUESTS)
 def test_odd_requests_are_answered_as_by_one_worker(
-    case: str, token_elsewhere: tuple[Crew, list[bytes]], serve_fast: Serve
+    case: str, token_elsewhere: tuple[WorkerServer, list[bytes]], serve_fast: Serve
 ) -> None:
     server, tokens = token_elsewhere
     alone = serve_fast(Adder)
@@ -66,8 +65,8 @@ def test_odd_requests_are_answered_as_by_one_worker(
 
 
 @pytest.mark.parametrize("path", [b"/metrics", b"/sessions"])
-def test_what_all_workers_tell_does_not_depend_on_headers(path: bytes, crew: Callable[..., Crew]) -> None:
-    assert raw_status(crew().port, path, b"Authorization: Bearer caf\xe9") == 200
+def test_what_all_workers_tell_does_not_depend_on_headers(path: bytes, worker_server: StartServer) -> None:
+    assert raw_status(worker_server().port, path, b"Authorization: Bearer caf\xe9") == 200
 
 
 HELLO = {
@@ -76,26 +75,26 @@ HELLO = {
 }  # fmt: skip
 
 
-def open_stream(server: Crew, token: str) -> Http:
+def open_stream(server: WorkerServer, token: str) -> Http:
     client = server.http_elsewhere(token)
     client.connection.request("GET", "/mcp", headers={"Mcp-Session-Id": token, "Accept": "text/event-stream"})
     return client
 
 
-def test_the_stream_of_an_mcp_session_may_arrive_at_any_worker(crew: Callable[..., Crew]) -> None:
-    server = crew(capacity=2)
+def test_the_stream_of_an_mcp_session_may_arrive_at_any_worker(worker_server: StartServer) -> None:
+    server = worker_server(capacity=2)
     token = server.http()("POST", "/mcp", HELLO).headers["Mcp-Session-Id"]
     client = open_stream(server, token)
     response = client.connection.getresponse()
     assert (response.status, response.headers["content-type"]) == (200, "text/event-stream")
-    assert response.readline() == b": here\n"
+    assert response.readline() == b": keep-alive\n"
     assert open_stream(server, token).connection.getresponse().status == 409
     assert server.http()("DELETE", "/mcp", mcp_session_id=token).status == 204
-    assert response.read().strip() in (b"", b": here")
+    assert response.read().strip() in (b"", b": keep-alive")
 
 
-def test_a_crashed_mcp_client_makes_room_whichever_worker_has_its_stream(crew: Callable[..., Crew]) -> None:
-    server = crew(capacity=1)
+def test_a_crashed_mcp_client_makes_room_whichever_worker_has_its_stream(worker_server: StartServer) -> None:
+    server = worker_server(capacity=1)
     token = server.http()("POST", "/mcp", HELLO).headers["Mcp-Session-Id"]
     call = {"name": "add", "arguments": {"amount": 1}}
     assert server.http().rpc("tools/call", call, mcp_session_id=token)["result"]["data"]["count"] == 1

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,8 @@ import pytest
 from paddock import Client
 from paddock.client.transports.ws import WebSocketTransport
 from paddock.server.handoff import claim
-from server.crew import Crew
+from running import wait_until
+from server.worker_processes import StartServer, WorkerServer
 
 CLIENTS, ROUNDS = 200, 5
 
@@ -34,15 +34,15 @@ async def storm(url: str) -> list[Any]:
     return answers
 
 
-def test_no_episode_is_lost_when_all_clients_drop_at_once(crew: Callable[..., Crew]) -> None:
-    server = crew(2, CLIENTS)
+def test_no_episode_is_lost_when_all_clients_drop_at_once(worker_server: StartServer) -> None:
+    server = worker_server(2, CLIENTS)
     answers = asyncio.run(storm(f"http://127.0.0.1:{server.port}"))
     assert [answer for answer in answers if isinstance(answer, BaseException)] == []
     assert len(answers) == CLIENTS * ROUNDS
-    assert server.health()["sessions"] == 0
+    wait_until(lambda: server.health()["sessions"] == 0)
 
 
-def detached_session(server: Crew) -> tuple[str, int]:
+def detached_session(server: WorkerServer) -> tuple[str, int]:
     """The token and the process of a session whose client has dropped."""
     ws = server.socket(Session_Resume="new")
     process = ws.step(tool_name="add", arguments={"amount": 1})["data"]["observation"]["result"]["data"]["process"]
@@ -50,8 +50,8 @@ def detached_session(server: Crew) -> tuple[str, int]:
     return str(ws.token), process
 
 
-def test_a_worker_that_hangs_is_tried_again_and_its_sessions_are_not_lost(crew: Callable[..., Crew]) -> None:
-    server = crew()
+def test_a_worker_that_hangs_is_tried_again_and_its_sessions_are_not_lost(worker_server: StartServer) -> None:
+    server = worker_server()
     token, process = detached_session(server)
     os.kill(process, signal.SIGSTOP)
     try:
@@ -95,11 +95,11 @@ def test_a_connection_has_one_owner(withdrawn: bool) -> None:
     near, far = socket.socketpair()
     if withdrawn:
         sender.shutdown(socket.SHUT_RD)
-    taken = claim([far.detach(), receiver.detach()])
+    used = claim([far.detach(), receiver.detach()])
     if not withdrawn:
         sender.shutdown(socket.SHUT_RD)
     claimed = sender.recv(1)
-    assert (taken is None, claimed) == ((True, b"") if withdrawn else (False, b"1"))
-    for end in (near, sender, taken):
+    assert (used is None, claimed) == ((True, b"") if withdrawn else (False, b"1"))
+    for end in (near, sender, used):
         if end is not None:
             end.close()

@@ -39,9 +39,9 @@ def test_an_episode_by_its_header(serve_fast: Serve) -> None:
 
 def test_an_episode_by_its_cookie(serve_fast: Serve) -> None:
     http = serve_fast(Adder).http()
-    given = http("POST", "/reset").headers["Set-Cookie"]
-    cookie = given.partition(";")[0]
-    assert "httponly" in given.lower()
+    response = http("POST", "/reset").headers["Set-Cookie"]
+    cookie = response.partition(";")[0]
+    assert "httponly" in response.lower()
     http("POST", "/step", {"action": {"amount": 3}}, cookie=cookie)
     assert http("GET", "/state", cookie=cookie).json["total"] == 3
 
@@ -562,8 +562,8 @@ def test_sessions_are_listed_without_their_tokens(serve_fast: Serve) -> None:
     tokens = [http("POST", "/reset").headers["Session-Id"], server.socket(Session_Resume="new").token]
     created = http.rpc("openenv/session/create")["result"]["session_id"]
     wait_until(lambda: server.health()["sessions"] == 3)
-    shown = http("GET", "/sessions").body.decode()
-    assert all(str(token) not in shown for token in (*tokens, created))
+    response = http("GET", "/sessions").body.decode()
+    assert all(str(token) not in response for token in (*tokens, created))
 
 
 def test_production_has_no_episodes_over_http(serve_fast: Serve) -> None:

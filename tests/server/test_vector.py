@@ -20,10 +20,10 @@ def opened(ws: Socket, *keys: str) -> dict[str, str]:
 def answers(ws: Socket, messages: Any, count: int | None = None) -> list[Any]:
     """The replies to some messages, by session."""
     ws.send(messages)
-    found: list[Any] = []
-    while len(found) < (len(messages) if count is None else count):
-        found += ws.receive()
-    return sorted(found, key=lambda reply: str(reply.get("session")))
+    collected: list[Any] = []
+    while len(collected) < (len(messages) if count is None else count):
+        collected += ws.receive()
+    return sorted(collected, key=lambda reply: str(reply.get("session")))
 
 
 def step(key: str, number: int, **action: Any) -> dict[str, Any]:
@@ -34,8 +34,8 @@ def step(key: str, number: int, **action: Any) -> dict[str, Any]:
 def test_one_frame_steps_many_sessions(serve: Serve, path: str) -> None:
     ws = serve(Adder).socket(path)
     opened(ws, "a", "b")
-    found = answers(ws, [step("a", 1, amount=1), step("b", 1, amount=2)])
-    assert [(one["session"], one["id"], one["data"]["observation"]["total"]) for one in found] == [
+    replies = answers(ws, [step("a", 1, amount=1), step("b", 1, amount=2)])
+    assert [(one["session"], one["id"], one["data"]["observation"]["total"]) for one in replies] == [
         ("a", 1, 1),
         ("b", 1, 2),
     ]
@@ -45,8 +45,8 @@ def test_a_wrong_message_spoils_only_itself(serve: Serve, lives: list[Watched]) 
     ws = serve(Adder).socket("/ws?vector")
     opened(ws, "a", "b")
     bad = [step("a", 1, amount=-1), step("b", 1, amount=2), 5, {"type": "dance", "session": "a", "id": 2}]
-    found = answers(ws, bad)
-    codes = [one["data"].get("code", one["type"]) for one in found]
+    replies = answers(ws, bad)
+    codes = [one["data"].get("code", one["type"]) for one in replies]
     assert sorted(codes) == ["UNKNOWN_TYPE", "VALIDATION_ERROR", "VALIDATION_ERROR", "observation"]
     assert answers(ws, [step("a", 3, amount=1)])[0]["data"]["observation"]["total"] == 1
 
@@ -76,16 +76,16 @@ def test_open_twice_is_an_error(serve: Serve) -> None:
 
 def test_messages_behind_an_open_in_the_same_frame_are_carried_out(serve: Serve) -> None:
     ws = serve(Adder).socket("/ws?vector")
-    found = answers(ws, [{"type": "open", "session": "a"}, step("a", 1, amount=1)])
-    assert [one["type"] for one in found] == ["opened", "observation"]
+    replies = answers(ws, [{"type": "open", "session": "a"}, step("a", 1, amount=1)])
+    assert [one["type"] for one in replies] == ["opened", "observation"]
 
 
 def test_messages_behind_an_open_that_is_refused_are_refused_too(serve: Serve) -> None:
     ws = serve(Adder, max_sessions=1).socket("/ws?vector")
     opened(ws, "a")
     behind = [step("b", 1, amount=1), {"type": "cancel", "session": "b", "data": 1}, step("b", 2, amount=1)]
-    found = answers(ws, [{"type": "open", "session": "b"}, *behind], count=3)
-    assert [(one.get("id"), one["data"]["code"]) for one in found] == [
+    replies = answers(ws, [{"type": "open", "session": "b"}, *behind], count=3)
+    assert [(one.get("id"), one["data"]["code"]) for one in replies] == [
         (None, "CAPACITY_REACHED"),
         (1, "CAPACITY_REACHED"),
         (2, "CAPACITY_REACHED"),
@@ -94,9 +94,9 @@ def test_messages_behind_an_open_that_is_refused_are_refused_too(serve: Serve) -
 
 def test_more_messages_than_can_wait_behind_an_open_are_refused_as_busy(serve: Serve) -> None:
     ws = serve(Adder).socket("/ws?vector")
-    found = answers(ws, [{"type": "open", "session": "a"}, *(step("a", n, amount=1) for n in range(1, 81))])
-    refused = [one["id"] for one in found if one["data"].get("kind") == "busy"]
-    carried_out = [one["id"] for one in found if one["type"] == "observation"]
+    replies = answers(ws, [{"type": "open", "session": "a"}, *(step("a", n, amount=1) for n in range(1, 81))])
+    refused = [one["id"] for one in replies if one["data"].get("kind") == "busy"]
+    carried_out = [one["id"] for one in replies if one["type"] == "observation"]
     assert (carried_out, refused) == (list(range(1, 65)), list(range(65, 81)))
     assert answers(ws, [step("a", 81, amount=1)])[0]["data"]["observation"]["total"] == 65
 
@@ -109,14 +109,14 @@ def test_larger_messages_than_can_wait_behind_an_open_are_refused_as_busy(serve:
     ws.send([step("b", 1, value="x" * 60_000)])
     (reply,) = answers(ws, [step("b", 2, value="x" * 60_000)])
     assert (reply["id"], reply["data"]["kind"]) == (2, "busy")
-    found = answers(ws, [{"type": "close", "session": "a"}], count=2)
-    assert [one["type"] for one in found] == ["opened", "observation"]
+    replies = answers(ws, [{"type": "close", "session": "a"}], count=2)
+    assert [one["type"] for one in replies] == ["opened", "observation"]
 
 
 def test_a_full_server_refuses_only_who_is_too_many(serve: Serve) -> None:
     ws = serve(Adder, max_sessions=1).socket("/ws?vector")
-    found = answers(ws, [{"type": "open", "session": key} for key in ("a", "b")])
-    assert [one["data"].get("code") for one in found] == [None, "CAPACITY_REACHED"]
+    replies = answers(ws, [{"type": "open", "session": key} for key in ("a", "b")])
+    assert [one["data"].get("code") for one in replies] == [None, "CAPACITY_REACHED"]
 
 
 def test_close_ends_one_session(serve: Serve, lives: list[Watched]) -> None:
@@ -145,8 +145,8 @@ def test_dropped_sessions_are_resumed_and_nothing_runs_twice(serve: Serve, lives
     wait_until(lambda: not any(info.attached for info in server.service.manager.sessions()))
     second = server.socket("/ws?vector")
     answers(second, [{"type": "open", "session": key, "resume": token} for key, token in tokens.items()])
-    found = answers(second, [step("a", 1, amount=1), step("b", 2, amount=2)])
-    assert [one["data"]["observation"]["total"] for one in found] == [1, 4]
+    replies = answers(second, [step("a", 1, amount=1), step("b", 2, amount=2)])
+    assert [one["data"]["observation"]["total"] for one in replies] == [1, 4]
 
 
 def test_a_session_resumed_elsewhere_leaves_its_old_connection(serve: Serve, lives: list[Watched]) -> None:

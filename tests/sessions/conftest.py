@@ -6,22 +6,22 @@ import pytest
 
 from environments import Watched
 from paddock.config import Limits
-from paddock.sessions.blueprint import Blueprint
 from paddock.sessions.dispatch import Dispatch
 from paddock.sessions.manager import SessionManager
+from paddock.sessions.spec import EnvironmentSpec
 
 
-class House:
+class Harness:
     """A manager and its dispatch, ticked by hand."""
 
     def __init__(self, make: Any, clock: Any, **limits: Any) -> None:
         limits.setdefault("max_sessions", 4)
-        self.blueprint = Blueprint(make)
+        self.spec = EnvironmentSpec(make)
         self.limits = Limits(**limits)
         self.clock = clock
-        self.manager = SessionManager(self.blueprint, self.limits, clock=clock)
-        self.dispatch = Dispatch(self.blueprint, self.limits.step_timeout)
-        self.ask = self.dispatch.ask
+        self.manager = SessionManager(self.spec, self.limits, clock=clock)
+        self.dispatch = Dispatch(self.spec, self.limits.step_timeout)
+        self.execute = self.dispatch.execute
 
     async def pass_time(self, seconds: float) -> None:
         """Move the clock, and let everything that is due happen."""
@@ -52,12 +52,12 @@ async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
 
 
 @pytest.fixture
-async def house(clock: Any, lives: list[Watched]) -> AsyncIterator[Callable[..., House]]:
+async def harness(clock: Any, lives: list[Watched]) -> AsyncIterator[Callable[..., Harness]]:
     """Makes managers; at the end each is drained, and every environment was closed exactly once."""
-    made: list[House] = []
+    made: list[Harness] = []
 
-    def build(make: Any, **limits: Any) -> House:
-        made.append(House(make, clock, **limits))
+    def build(make: Any, **limits: Any) -> Harness:
+        made.append(Harness(make, clock, **limits))
         return made[-1]
 
     yield build

@@ -1,6 +1,6 @@
 import pytest
 
-from paddock.sessions.slots import LEASE_SECONDS, Leases
+from paddock.sessions.capacity import LEASE_SECONDS, Leases
 
 
 def test_a_lease_is_used_once() -> None:

@@ -1,4 +1,4 @@
-"""Reaping, closing and draining: every environment is closed exactly once (the `house` fixture checks it)."""
+"""Reaping, closing and draining: every environment is closed exactly once (the `harness` fixture checks it)."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from paddock.errors import (
     StepTimeout,
 )
 from paddock.protocol.episode import GetState, Reset, Step
-from paddock.sessions.session import Door
+from paddock.sessions.session import Origin
 
 from .conftest import settled, until
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Connection:
-    def holds_back(self, work: object) -> bool:
+    def is_blocked(self, work: object) -> bool:
         return False
 
     def __init__(self) -> None:
@@ -36,16 +36,16 @@ class Connection:
     def send(self, frame: bytes) -> None:
         self.frames.append(frame)
 
-    def session_closed(self, error: Exception) -> None:
+    def on_session_closed(self, error: Exception) -> None:
         self.told.append(error)
 
 
 # -- reaping --------------------------------------------------------------------------------------
 
 
-async def test_an_idle_session_is_closed_after_its_time(house: Any) -> None:
-    one = house(Adder, session_timeout=100)
-    session = await one.manager.open(Door.CREATED)
+async def test_an_idle_session_is_closed_after_its_time(harness: Any) -> None:
+    one = harness(Adder, session_timeout=100)
+    session = await one.manager.open(Origin.CREATED)
     await one.pass_time(99)
     assert not session.closed
     await one.pass_time(2)
@@ -54,45 +54,45 @@ async def test_an_idle_session_is_closed_after_its_time(house: Any) -> None:
         one.manager.find(session.token)
 
 
-async def test_half_an_hour_is_the_default(house: Any) -> None:
-    one = house(Adder)
-    session = await one.manager.open(Door.CREATED)
+async def test_half_an_hour_is_the_default(harness: Any) -> None:
+    one = harness(Adder)
+    session = await one.manager.open(Origin.CREATED)
     await one.pass_time(1799)
     assert not session.closed
     await one.pass_time(2)
     assert session.closed
 
 
-async def test_without_a_timeout_nothing_is_reaped(house: Any) -> None:
-    one = house(Adder, session_timeout=None)
-    session = await one.manager.open(Door.CREATED)
+async def test_without_a_timeout_nothing_is_reaped(harness: Any) -> None:
+    one = harness(Adder, session_timeout=None)
+    session = await one.manager.open(Origin.CREATED)
     await one.pass_time(1_000_000)
     assert not session.closed
 
 
 @pytest.mark.parametrize("request_", [Reset(), Step(Add(amount=1)), GetState()])
-async def test_every_request_keeps_a_session_alive(house: Any, request_: Any) -> None:
-    one = house(Adder, session_timeout=100)
-    session = await one.manager.open(Door.CREATED)
+async def test_every_request_keeps_a_session_alive(harness: Any, request_: Any) -> None:
+    one = harness(Adder, session_timeout=100)
+    session = await one.manager.open(Origin.CREATED)
     for _ in range(3):
         await one.pass_time(60)
-        await one.ask(session, request_)
+        await one.execute(session, request_)
     assert not session.closed
 
 
-async def test_a_session_with_a_socket_is_never_reaped(house: Any) -> None:
-    one = house(Adder, session_timeout=100)
-    session = await one.manager.open(Door.SOCKET)
+async def test_a_session_with_a_socket_is_never_reaped(harness: Any) -> None:
+    one = harness(Adder, session_timeout=100)
+    session = await one.manager.open(Origin.SOCKET)
     session.attach(Connection())
     await one.pass_time(10_000)
     assert not session.closed
 
 
 @pytest.mark.parametrize("make", [Scripted, AsyncScripted])
-async def test_a_session_is_never_reaped_during_a_step(house: Any, make: Any, lives: list[Watched]) -> None:
-    one = house(make, session_timeout=100, step_timeout=None)
-    session = await one.manager.open(Door.CREATED)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_a_session_is_never_reaped_during_a_step(harness: Any, make: Any, lives: list[Watched]) -> None:
+    one = harness(make, session_timeout=100, step_timeout=None)
+    session = await one.manager.open(Origin.CREATED)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     await one.pass_time(10_000)
     assert not session.closed
@@ -101,10 +101,10 @@ async def test_a_session_is_never_reaped_during_a_step(house: Any, make: Any, li
     await until(lambda: not session.is_running)
 
 
-async def test_a_session_whose_step_was_given_up_is_reaped_in_its_time(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted, session_timeout=100, step_timeout=500)
-    session = await one.manager.open(Door.CREATED)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_a_session_whose_step_was_given_up_is_reaped_in_its_time(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted, session_timeout=100, step_timeout=500)
+    session = await one.manager.open(Origin.CREATED)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     await one.pass_time(501)
     with pytest.raises(StepTimeout):
@@ -118,10 +118,10 @@ async def test_a_session_whose_step_was_given_up_is_reaped_in_its_time(house: An
     await session.ended
 
 
-async def test_the_time_counts_from_the_end_of_a_step(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted, session_timeout=100, step_timeout=None)
-    session = await one.manager.open(Door.CREATED)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_the_time_counts_from_the_end_of_a_step(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted, session_timeout=100, step_timeout=None)
+    session = await one.manager.open(Origin.CREATED)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     await one.pass_time(10_000)
     lives[0].release.set()
@@ -130,9 +130,9 @@ async def test_the_time_counts_from_the_end_of_a_step(house: Any, lives: list[Wa
     assert not session.closed
 
 
-async def test_a_dropped_session_is_kept_for_the_resume_window(house: Any) -> None:
-    one = house(Adder, resume_window=60)
-    session, connection = await one.manager.open(Door.SOCKET), Connection()
+async def test_a_dropped_session_is_kept_for_the_resume_window(harness: Any) -> None:
+    one = harness(Adder, resume_window=60)
+    session, connection = await one.manager.open(Origin.SOCKET), Connection()
     session.attach(connection)
     session.detach(connection, dropped=True)
     await one.pass_time(59)
@@ -141,9 +141,9 @@ async def test_a_dropped_session_is_kept_for_the_resume_window(house: Any) -> No
     assert session.closed
 
 
-async def test_a_session_that_was_resumed_is_kept(house: Any) -> None:
-    one = house(Adder, resume_window=60)
-    session, connection = await one.manager.open(Door.SOCKET), Connection()
+async def test_a_session_that_was_resumed_is_kept(harness: Any) -> None:
+    one = harness(Adder, resume_window=60)
+    session, connection = await one.manager.open(Origin.SOCKET), Connection()
     session.attach(connection)
     session.detach(connection, dropped=True)
     await one.pass_time(50)
@@ -152,10 +152,10 @@ async def test_a_session_that_was_resumed_is_kept(house: Any) -> None:
     assert not session.closed
 
 
-async def test_an_http_episode_that_nobody_goes_on_with_is_reaped_early(house: Any) -> None:
-    one = house(Adder, resume_window=60)
-    tentative, real = await one.manager.open(Door.HTTP), await one.manager.open(Door.HTTP)
-    real.went_on = True
+async def test_an_http_episode_that_nobody_goes_on_with_is_reaped_early(harness: Any) -> None:
+    one = harness(Adder, resume_window=60)
+    tentative, real = await one.manager.open(Origin.HTTP), await one.manager.open(Origin.HTTP)
+    real.was_continued = True
     await one.pass_time(61)
     assert (tentative.closed, real.closed) == (True, False)
 
@@ -163,26 +163,26 @@ async def test_an_http_episode_that_nobody_goes_on_with_is_reaped_early(house: A
 # -- closing --------------------------------------------------------------------------------------
 
 
-async def test_a_closed_session_tells_its_connection(house: Any) -> None:
-    one = house(Adder)
-    session, connection = await one.manager.open(Door.SOCKET), Connection()
+async def test_a_closed_session_tells_its_connection(harness: Any) -> None:
+    one = harness(Adder)
+    session, connection = await one.manager.open(Origin.SOCKET), Connection()
     session.attach(connection)
     session.close("test")
     assert isinstance(connection.told[0], SessionClosed)
     assert session.attachment is None
 
 
-async def test_a_closed_session_takes_no_requests(house: Any) -> None:
-    one = house(Adder)
-    session = await one.manager.open(Door.SOCKET)
+async def test_a_closed_session_takes_no_requests(harness: Any) -> None:
+    one = harness(Adder)
+    session = await one.manager.open(Origin.SOCKET)
     session.close("test")
     with pytest.raises(SessionClosed):
-        await one.ask(session, Step(Add(amount=1)))
+        await one.execute(session, Step(Add(amount=1)))
 
 
-async def test_double_close_closes_once(house: Any, lives: list[Watched]) -> None:
-    one = house(Adder)
-    session = await one.manager.open(Door.SOCKET)
+async def test_double_close_closes_once(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Adder)
+    session = await one.manager.open(Origin.SOCKET)
     session.close("test")
     session.close("again")
     await session.ended
@@ -190,20 +190,20 @@ async def test_double_close_closes_once(house: Any, lives: list[Watched]) -> Non
     assert lives[0].closes == 1
 
 
-async def test_closing_answers_everybody_who_waits(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted)
-    session = await one.manager.open(Door.SOCKET)
-    asks = [asyncio.create_task(one.ask(session, Step(Script(hang=True)))) for _ in range(3)]
+async def test_closing_answers_everybody_who_waits(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted)
+    session = await one.manager.open(Origin.SOCKET)
+    asks = [asyncio.create_task(one.execute(session, Step(Script(hang=True)))) for _ in range(3)]
     await until(lambda: lives[0].steps)
     session.close("test")
     answers = await asyncio.gather(*asks, return_exceptions=True)
     assert [type(answer) for answer in answers] == [SessionClosed] * 3
 
 
-async def test_a_thread_step_ends_before_its_environment_is_closed(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_a_thread_step_ends_before_its_environment_is_closed(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     session.close("test")
     with pytest.raises(SessionClosed):
@@ -214,21 +214,21 @@ async def test_a_thread_step_ends_before_its_environment_is_closed(house: Any, l
     assert lives[0].closes == 1
 
 
-async def test_the_slot_of_a_hung_step_is_free_at_once(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted, max_sessions=1)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_the_slot_of_a_hung_step_is_free_at_once(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted, max_sessions=1)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     session.close("test")
-    assert await one.manager.open(Door.SOCKET)
+    assert await one.manager.open(Origin.SOCKET)
     with pytest.raises(SessionClosed):
         await step
 
 
-async def test_an_async_step_is_cancelled_by_close(house: Any, lives: list[Watched]) -> None:
-    one = house(AsyncScripted)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_an_async_step_is_cancelled_by_close(harness: Any, lives: list[Watched]) -> None:
+    one = harness(AsyncScripted)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     session.close("test")
     await asyncio.wait_for(session.ended, 1)
@@ -237,55 +237,55 @@ async def test_an_async_step_is_cancelled_by_close(house: Any, lives: list[Watch
         await step
 
 
-async def test_an_async_close_is_awaited(house: Any, lives: list[Watched]) -> None:
+async def test_an_async_close_is_awaited(harness: Any, lives: list[Watched]) -> None:
     class AsyncClose(Adder):
         async def close(self) -> None:  # type: ignore[override]
             await asyncio.sleep(0.01)
             super().close()
 
-    one = house(AsyncClose)
-    session = await one.manager.open(Door.SOCKET)
+    one = harness(AsyncClose)
+    session = await one.manager.open(Origin.SOCKET)
     session.close("test")
     await session.ended
     assert lives[0].closes == 1
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(1), KeyboardInterrupt()])
-async def test_a_close_that_fails_still_ends_the_session(house: Any, error: BaseException) -> None:
+async def test_a_close_that_fails_still_ends_the_session(harness: Any, error: BaseException) -> None:
     class Bad(Adder):
         def close(self) -> None:
             super().close()
             raise error
 
-    one = house(Bad)
-    session = await one.manager.open(Door.SOCKET)
+    one = harness(Bad)
+    session = await one.manager.open(Origin.SOCKET)
     session.close("test")
     await asyncio.wait_for(session.ended, 1)
     assert one.manager.slots.taken() == 0
 
 
-async def test_a_slow_close_does_not_hold_the_loop(house: Any) -> None:
+async def test_a_slow_close_does_not_hold_the_loop(harness: Any) -> None:
     class Slow(Adder):
         def close(self) -> None:
             time.sleep(0.3)
             super().close()
 
-    one = house(Slow)
-    session = await one.manager.open(Door.SOCKET)
+    one = harness(Slow)
+    session = await one.manager.open(Origin.SOCKET)
     started = time.monotonic()
     session.close("test")
     await settled()
     assert time.monotonic() - started < 0.1
 
 
-async def test_a_build_that_nobody_waits_for_any_more_is_closed(house: Any, lives: list[Watched]) -> None:
+async def test_a_build_that_nobody_waits_for_any_more_is_closed(harness: Any, lives: list[Watched]) -> None:
     class Slow(Adder):
         def __init__(self) -> None:
             time.sleep(0.1)
             super().__init__()
 
-    one = house(Slow, max_sessions=1)
-    opening = asyncio.create_task(one.manager.open(Door.SOCKET))
+    one = harness(Slow, max_sessions=1)
+    opening = asyncio.create_task(one.manager.open(Origin.SOCKET))
     await asyncio.sleep(0.02)
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -294,9 +294,11 @@ async def test_a_build_that_nobody_waits_for_any_more_is_closed(house: Any, live
 
 
 @pytest.mark.parametrize("moment", range(0, 30))
-async def test_cancelling_a_build_at_any_moment_loses_nothing(house: Any, lives: list[Watched], moment: int) -> None:
-    one = house(Adder, max_sessions=1)
-    opening = asyncio.create_task(one.manager.open(Door.SOCKET))
+async def test_cancelling_a_build_at_any_moment_loses_nothing(
+    harness: Any, lives: list[Watched], moment: int
+) -> None:
+    one = harness(Adder, max_sessions=1)
+    opening = asyncio.create_task(one.manager.open(Origin.SOCKET))
     for _ in range(moment):
         await asyncio.sleep(0)
     if moment > 20:
@@ -308,36 +310,36 @@ async def test_cancelling_a_build_at_any_moment_loses_nothing(house: Any, lives:
     await until(lambda: all(life.closes for life in lives) and one.manager.slots.taken() == 0)
 
 
-async def test_a_build_over_its_deadline_is_closed_when_it_comes(house: Any, lives: list[Watched]) -> None:
+async def test_a_build_over_its_deadline_is_closed_when_it_comes(harness: Any, lives: list[Watched]) -> None:
     class Slow(Adder):
         def __init__(self) -> None:
             time.sleep(0.2)
             super().__init__()
 
-    one = house(Slow, step_timeout=0.05)
+    one = harness(Slow, step_timeout=0.05)
     with pytest.raises(FactoryError):
-        await one.manager.open(Door.SOCKET)
+        await one.manager.open(Origin.SOCKET)
     await until(lambda: lives and lives[0].closes)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("password=hunter2"), SystemExit(1), KeyboardInterrupt()])
-async def test_a_factory_that_raises_is_a_factory_error(house: Any, error: BaseException) -> None:
+async def test_a_factory_that_raises_is_a_factory_error(harness: Any, error: BaseException) -> None:
     class Broken(Adder):
         def __init__(self) -> None:
             raise error
 
-    one = house(Broken)
+    one = harness(Broken)
     with pytest.raises(FactoryError, match="Environment factory 'Broken' failed") as failure:
-        await one.manager.open(Door.SOCKET)
+        await one.manager.open(Origin.SOCKET)
     assert "hunter2" not in failure.value.message
     assert failure.value.data["factory_name"] == "Broken"
     assert one.manager.builds_ok is False
 
 
-async def test_a_borrowed_session_is_closed_after_its_call(house: Any, lives: list[Watched]) -> None:
-    one = house(Adder, max_sessions=1)
+async def test_a_borrowed_session_is_closed_after_its_call(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Adder, max_sessions=1)
     async with one.manager.borrow() as session:
-        await one.ask(session, Step(Add(amount=3)))
+        await one.execute(session, Step(Add(amount=3)))
         assert one.manager.slots.taken() == 0
     await session.ended
     assert lives[0].closes == 1
@@ -346,22 +348,22 @@ async def test_a_borrowed_session_is_closed_after_its_call(house: Any, lives: li
 # -- cancelling -----------------------------------------------------------------------------------
 
 
-async def test_cancelling_a_caller_cancels_its_async_step(house: Any, lives: list[Watched]) -> None:
-    one = house(AsyncScripted)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_cancelling_a_caller_cancels_its_async_step(harness: Any, lives: list[Watched]) -> None:
+    one = harness(AsyncScripted)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     step.cancel()
     await until(lambda: not session.is_running)
     assert lives[0].cancelled == 1
-    assert (await one.ask(session, Step(Script(value=1)))).value == 1
+    assert (await one.execute(session, Step(Script(value=1)))).value == 1
 
 
-async def test_cancelling_by_number_reaches_only_that_request(house: Any, lives: list[Watched]) -> None:
-    one = house(AsyncScripted)
-    session = await one.manager.open(Door.SOCKET)
-    running = asyncio.create_task(one.ask(session, Step(Script(sleep=0.05, value=1)), number=1))
-    waiting = [asyncio.create_task(one.ask(session, Step(Script(value=n)), number=n)) for n in (2, 3)]
+async def test_cancelling_by_number_reaches_only_that_request(harness: Any, lives: list[Watched]) -> None:
+    one = harness(AsyncScripted)
+    session = await one.manager.open(Origin.SOCKET)
+    running = asyncio.create_task(one.execute(session, Step(Script(sleep=0.05, value=1)), number=1))
+    waiting = [asyncio.create_task(one.execute(session, Step(Script(value=n)), number=n)) for n in (2, 3)]
     await until(lambda: lives[0].steps)
     session.cancel(2)
     answers = await asyncio.gather(running, *waiting, return_exceptions=True)
@@ -370,15 +372,15 @@ async def test_cancelling_by_number_reaches_only_that_request(house: Any, lives:
     assert lives[0].steps == 2
 
 
-async def test_cancelling_an_unknown_number_does_nothing(house: Any) -> None:
-    one = house(Adder)
-    session = await one.manager.open(Door.SOCKET)
+async def test_cancelling_an_unknown_number_does_nothing(harness: Any) -> None:
+    one = harness(Adder)
+    session = await one.manager.open(Origin.SOCKET)
     session.cancel(99)
-    assert (await one.ask(session, Step(Add(amount=1)))).total == 1
+    assert (await one.execute(session, Step(Add(amount=1)))).total == 1
 
 
 async def test_a_step_that_swallows_its_cancellation_does_not_block_for_ever(
-    house: Any, lives: list[Watched]
+    harness: Any, lives: list[Watched]
 ) -> None:
     class Stubborn(AsyncScripted):
         async def step(self, action: Script) -> Any:
@@ -390,9 +392,9 @@ async def test_a_step_that_swallows_its_cancellation_does_not_block_for_ever(
                     self.cancelled += 1
             return await super().step(Script())
 
-    one = house(Stubborn)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script()), number=1))
+    one = harness(Stubborn)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script()), number=1))
     await until(lambda: lives[0].steps)
     session.cancel(1)
     with pytest.raises(StepCancelled):
@@ -405,27 +407,27 @@ async def test_a_step_that_swallows_its_cancellation_does_not_block_for_ever(
 # -- draining -------------------------------------------------------------------------------------
 
 
-async def test_a_draining_server_refuses_newcomers(house: Any) -> None:
-    one = house(Adder)
+async def test_a_draining_server_refuses_newcomers(harness: Any) -> None:
+    one = harness(Adder)
     await one.drain(1)
     with pytest.raises(ServerDraining):
-        await one.manager.open(Door.SOCKET)
+        await one.manager.open(Origin.SOCKET)
 
 
-async def test_a_running_step_finishes_within_the_grace(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(sleep=0.1, value="done"))))
+async def test_a_running_step_finishes_within_the_grace(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(sleep=0.1, value="done"))))
     await until(lambda: lives[0].steps)
     await one.drain(5)
     assert (await step).value == "done"
     assert lives[0].closes == 1
 
 
-async def test_a_step_over_the_grace_is_cancelled(house: Any, lives: list[Watched]) -> None:
-    one = house(AsyncScripted)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_a_step_over_the_grace_is_cancelled(harness: Any, lives: list[Watched]) -> None:
+    one = harness(AsyncScripted)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     await one.drain(0.1)
     with pytest.raises(SessionClosed):
@@ -433,10 +435,10 @@ async def test_a_step_over_the_grace_is_cancelled(house: Any, lives: list[Watche
     assert (lives[0].cancelled, lives[0].closes) == (1, 1)
 
 
-async def test_a_hung_thread_does_not_keep_the_server_up(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_a_hung_thread_does_not_keep_the_server_up(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     started = time.monotonic()
     await one.drain(0.1)
@@ -446,18 +448,18 @@ async def test_a_hung_thread_does_not_keep_the_server_up(house: Any, lives: list
         await step
 
 
-async def test_draining_closes_idle_and_detached_sessions(house: Any, lives: list[Watched]) -> None:
-    one = house(InlineAdder)
-    for door in Door:
-        await one.manager.open(door)
+async def test_draining_closes_idle_and_detached_sessions(harness: Any, lives: list[Watched]) -> None:
+    one = harness(InlineAdder)
+    for origin in Origin:
+        await one.manager.open(origin)
     await one.drain(1)
     assert [life.closes for life in lives] == [1] * 4
 
 
-async def test_draining_ends_the_queue(house: Any, lives: list[Watched]) -> None:
-    one = house(Adder, max_sessions=1)
-    await one.manager.open(Door.SOCKET)
-    waiting = asyncio.create_task(one.manager.open(Door.SOCKET, wait=60))
+async def test_draining_ends_the_queue(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Adder, max_sessions=1)
+    await one.manager.open(Origin.SOCKET)
+    waiting = asyncio.create_task(one.manager.open(Origin.SOCKET, wait=60))
     await settled()
     await one.drain(1)
     with pytest.raises(ServerDraining):
@@ -465,14 +467,14 @@ async def test_draining_ends_the_queue(house: Any, lives: list[Watched]) -> None
     assert len(lives) == 1
 
 
-async def test_draining_waits_for_an_environment_that_is_being_built(house: Any, lives: list[Watched]) -> None:
+async def test_draining_waits_for_an_environment_that_is_being_built(harness: Any, lives: list[Watched]) -> None:
     class Slow(Adder):
         def __init__(self) -> None:
             time.sleep(0.2)
             super().__init__()
 
-    one = house(Slow)
-    opening = asyncio.create_task(one.manager.open(Door.SOCKET))
+    one = harness(Slow)
+    opening = asyncio.create_task(one.manager.open(Origin.SOCKET))
     await asyncio.sleep(0.05)
     await one.drain(5)
     assert [life.closes for life in lives] == [1]
@@ -480,12 +482,12 @@ async def test_draining_waits_for_an_environment_that_is_being_built(house: Any,
         await opening
 
 
-async def test_draining_closes_a_borrowed_environment(house: Any, lives: list[Watched]) -> None:
-    one = house(AsyncScripted)
+async def test_draining_closes_a_borrowed_environment(harness: Any, lives: list[Watched]) -> None:
+    one = harness(AsyncScripted)
 
     async def call() -> None:
         async with one.manager.borrow() as session:
-            await one.ask(session, Step(Script(hang=True)))
+            await one.execute(session, Step(Script(hang=True)))
 
     step = asyncio.create_task(call())
     await until(lambda: lives and lives[0].steps)
@@ -496,23 +498,23 @@ async def test_draining_closes_a_borrowed_environment(house: Any, lives: list[Wa
 
 
 @pytest.mark.parametrize("affinity", ["ANY", "OWN", "SHARED"])
-async def test_draining_ends_the_threads(house: Any, affinity: str) -> None:
+async def test_draining_ends_the_threads(harness: Any, affinity: str) -> None:
     before = threading.active_count()
     wishes = {"thread_affine": affinity == "OWN", "REQUIRES_SINGLE_THREAD_EXECUTOR": affinity == "SHARED"}
-    one = house(type("Threaded", (Adder,), wishes))
-    session = await one.manager.open(Door.SOCKET)
-    await one.ask(session, Step(Add(amount=1)))
+    one = harness(type("Threaded", (Adder,), wishes))
+    session = await one.manager.open(Origin.SOCKET)
+    await one.execute(session, Step(Add(amount=1)))
     await one.drain(1)
     await until(lambda: threading.active_count() <= before)
 
 
-async def test_a_slot_that_waits_for_a_close_is_not_lost(house: Any) -> None:
-    one = house(Adder, max_sessions=1)
+async def test_a_slot_that_waits_for_a_close_is_not_lost(harness: Any) -> None:
+    one = harness(Adder, max_sessions=1)
     for _ in range(20):
-        session = await one.manager.open(Door.SOCKET)
+        session = await one.manager.open(Origin.SOCKET)
         session.close("test")
         await session.ended
     assert one.manager.slots.taken() == 0
-    await one.manager.open(Door.SOCKET)
+    await one.manager.open(Origin.SOCKET)
     with pytest.raises(CapacityReached):
-        await one.manager.open(Door.SOCKET)
+        await one.manager.open(Origin.SOCKET)

@@ -8,10 +8,8 @@ import pytest
 
 from environments import Adder
 from paddock.errors import CapacityReached, QueueTimeout
-from paddock.sessions import queue as module
-from paddock.sessions.queue import SLICE, Queue, Waiter
-from paddock.sessions.session import Door
-from paddock.sessions.slots import LocalCount, Slots
+from paddock.sessions.capacity import NOTICES_PER_ITERATION, LocalSlotCount, Slots, Waiter, WaitingQueue
+from paddock.sessions.session import Origin
 
 from .conftest import settled, until
 
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 def full(**limits: Any) -> Slots:
-    slots = Slots(LocalCount(1), time.monotonic, **limits)
+    slots = Slots(LocalSlotCount(1), time.monotonic, **limits)
     assert slots.take()
     return slots
 
@@ -31,7 +29,7 @@ async def leave(tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def test_too_many_who_wait_are_refused_with_the_name_of_the_limit() -> None:
-    slots = full(most_waiting=3)
+    slots = full(max_waiting=3)
     waiting = [asyncio.create_task(slots.wait(60)) for _ in range(3)]
     await settled()
     with pytest.raises(CapacityReached, match="max_waiting"):
@@ -45,7 +43,7 @@ async def test_too_many_who_wait_are_refused_with_the_name_of_the_limit() -> Non
 
 
 async def test_one_connection_cannot_fill_the_queue() -> None:
-    slots, connection = full(most_waiting=100, most_waiting_per_owner=2), object()
+    slots, connection = full(max_waiting=100, max_waiting_per_owner=2), object()
     waiting = [asyncio.create_task(slots.wait(60, owner=connection)) for _ in range(2)]
     await settled()
     with pytest.raises(CapacityReached, match="max_waiting_per_connection"):
@@ -62,28 +60,28 @@ async def test_one_connection_cannot_fill_the_queue() -> None:
 
 
 async def test_places_are_told_seldom_however_often_they_change() -> None:
-    slots, told = full(), list[int]()
+    slots, reply = full(), list[int]()
     waiting = [asyncio.create_task(slots.wait(60)) for _ in range(200)]
     await settled()
-    last = asyncio.create_task(slots.wait(60, told.append))
+    last = asyncio.create_task(slots.wait(60, reply.append))
     await settled()
     for task in waiting:
         await leave([task])
-    await until(lambda: told[-1] == 1)
-    assert len(told) <= 5
+    await until(lambda: reply[-1] == 1)
+    assert len(reply) <= 5
     await leave([last])
 
 
 async def test_a_round_of_notices_lets_the_loop_go_on() -> None:
-    slots, told, turns = full(), dict[int, int](), 0
+    slots, reply, turns = full(), dict[int, int](), 0
     waiting = [
-        asyncio.create_task(slots.wait(60, lambda place, n=n: told.__setitem__(n, place)))  # type: ignore[misc]
-        for n in range(10 * SLICE)
+        asyncio.create_task(slots.wait(60, lambda place, n=n: reply.__setitem__(n, place)))  # type: ignore[misc]
+        for n in range(10 * NOTICES_PER_ITERATION)
     ]
     await settled()
-    await until(lambda: len(told) == 10 * SLICE)
+    await until(lambda: len(reply) == 10 * NOTICES_PER_ITERATION)
     await leave(waiting[:1])
-    while told[10 * SLICE - 1] != 10 * SLICE - 1:
+    while reply[10 * NOTICES_PER_ITERATION - 1] != 10 * NOTICES_PER_ITERATION - 1:
         await asyncio.sleep(0)
         turns += 1
         assert turns < 1_000_000
@@ -92,21 +90,21 @@ async def test_a_round_of_notices_lets_the_loop_go_on() -> None:
 
 
 async def test_those_who_left_take_no_memory() -> None:
-    queue, stays = Queue(), Waiter(0, 1e9, None)
+    queue, stays = WaitingQueue(), Waiter(0, 1e9, None)
     queue.join(stays)
     for ticket in range(1, 5000):
         waiter = Waiter(ticket, 1e9, None)
         queue.join(waiter)
         assert queue.leave(waiter)
         assert not queue.leave(waiter)
-    assert len(queue._by_ticket) + len(queue._by_deadline) < 4 * module.SLICE
+    assert len(queue._by_ticket) + len(queue._by_deadline) < 4 * NOTICES_PER_ITERATION
     assert queue.first() is stays
     assert queue.in_order() == [stays]
 
 
 async def test_deadlines_end_the_wait_in_any_order() -> None:
     now = 0.0
-    slots = Slots(LocalCount(1), lambda: now)
+    slots = Slots(LocalSlotCount(1), lambda: now)
     assert slots.take()
     waiting = [asyncio.create_task(slots.wait(seconds)) for seconds in (5, 1, 3)]
     await settled()
@@ -117,13 +115,13 @@ async def test_deadlines_end_the_wait_in_any_order() -> None:
     assert slots.waiting == 0
 
 
-async def test_a_refusal_counts_as_one(house: Any) -> None:
-    one = house(Adder, max_sessions=1, max_waiting=1, queue_timeout=60)
-    await one.manager.open(Door.SOCKET)
-    first = asyncio.create_task(one.manager.open(Door.SOCKET))
+async def test_a_refusal_counts_as_one(harness: Any) -> None:
+    one = harness(Adder, max_sessions=1, max_waiting=1, queue_timeout=60)
+    await one.manager.open(Origin.SOCKET)
+    first = asyncio.create_task(one.manager.open(Origin.SOCKET))
     await settled()
     with pytest.raises(CapacityReached, match="max_waiting"):
-        await one.manager.open(Door.SOCKET)
+        await one.manager.open(Origin.SOCKET)
     assert one.manager.metrics.sessions_refused == 1
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)

@@ -24,8 +24,8 @@ from paddock.errors import (
     ToolNotFound,
 )
 from paddock.protocol.episode import CallTool, GetState, ListTools, Reset, Step
-from paddock.sessions.blueprint import Where
-from paddock.sessions.session import Door
+from paddock.sessions.session import Origin
+from paddock.sessions.spec import Where
 from paddock.types import CallToolAction, ListToolsAction
 
 from .conftest import settled, until
@@ -37,33 +37,33 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("make", [Adder, InlineAdder])
-async def test_parallel_steps_do_not_interleave(house: Any, make: Any) -> None:
-    one = house(make)
-    session = await one.manager.open(Door.SOCKET)
-    answers = await asyncio.gather(*(one.ask(session, Step(Add(amount=1))) for _ in range(20)))
+async def test_parallel_steps_do_not_interleave(harness: Any, make: Any) -> None:
+    one = harness(make)
+    session = await one.manager.open(Origin.SOCKET)
+    answers = await asyncio.gather(*(one.execute(session, Step(Add(amount=1))) for _ in range(20)))
     assert [answer.total for answer in answers] == list(range(1, 21))
 
 
 @pytest.mark.parametrize("make", [Kit, AsyncKit])
-async def test_parallel_tool_calls_do_not_interleave(house: Any, make: Any) -> None:
-    one = house(make)
-    session = await one.manager.open(Door.CREATED)
-    answers = await asyncio.gather(*(one.ask(session, CallTool("add", {"amount": 1})) for _ in range(10)))
+async def test_parallel_tool_calls_do_not_interleave(harness: Any, make: Any) -> None:
+    one = harness(make)
+    session = await one.manager.open(Origin.CREATED)
+    answers = await asyncio.gather(*(one.execute(session, CallTool("add", {"amount": 1})) for _ in range(10)))
     assert [answer["data"] for answer in answers] == list(range(1, 11))
 
 
-async def test_sessions_run_side_by_side(house: Any) -> None:
-    one = house(Scripted)
-    sessions = [await one.manager.open(Door.SOCKET) for _ in range(4)]
+async def test_sessions_run_side_by_side(harness: Any) -> None:
+    one = harness(Scripted)
+    sessions = [await one.manager.open(Origin.SOCKET) for _ in range(4)]
     started = time.monotonic()
-    await asyncio.gather(*(one.ask(session, Step(Script(sleep=0.1))) for session in sessions))
+    await asyncio.gather(*(one.execute(session, Step(Script(sleep=0.1))) for session in sessions))
     assert time.monotonic() - started < 0.3
 
 
-async def test_a_thousand_requests_at_once_are_refused_not_kept(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted)
-    session = await one.manager.open(Door.SOCKET)
-    asks = [asyncio.create_task(one.ask(session, Step(Script(hang=n == 0)))) for n in range(1000)]
+async def test_a_thousand_requests_at_once_are_refused_not_kept(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted)
+    session = await one.manager.open(Origin.SOCKET)
+    asks = [asyncio.create_task(one.execute(session, Step(Script(hang=n == 0)))) for n in range(1000)]
     await until(lambda: lives[0].steps)
     lives[0].release.set()
     answers = await asyncio.gather(*asks, return_exceptions=True)
@@ -72,19 +72,19 @@ async def test_a_thousand_requests_at_once_are_refused_not_kept(house: Any, live
     assert len(answers) - len(refused) == lives[0].steps
 
 
-async def test_threads_are_bounded(house: Any) -> None:
-    one = house(Scripted, threads=3, max_sessions=10)
-    sessions = [await one.manager.open(Door.SOCKET) for _ in range(10)]
-    await asyncio.gather(*(one.ask(session, Step(Script(sleep=0.02))) for session in sessions))
+async def test_threads_are_bounded(harness: Any) -> None:
+    one = harness(Scripted, threads=3, max_sessions=10)
+    sessions = [await one.manager.open(Origin.SOCKET) for _ in range(10)]
+    await asyncio.gather(*(one.execute(session, Step(Script(sleep=0.02))) for session in sessions))
     assert one.manager.threads.count <= 3
 
 
-async def test_hung_steps_do_not_starve_the_others(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted, threads=2, max_sessions=4)
-    sessions = [await one.manager.open(Door.SOCKET) for _ in range(3)]
-    hung = [asyncio.create_task(one.ask(session, Step(Script(hang=True)))) for session in sessions[:2]]
+async def test_hung_steps_do_not_starve_the_others(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted, threads=2, max_sessions=4)
+    sessions = [await one.manager.open(Origin.SOCKET) for _ in range(3)]
+    hung = [asyncio.create_task(one.execute(session, Step(Script(hang=True)))) for session in sessions[:2]]
     await until(lambda: lives[0].steps and lives[1].steps)
-    free = asyncio.create_task(one.ask(sessions[2], Step(Script(value="free"))))
+    free = asyncio.create_task(one.execute(sessions[2], Step(Script(value="free"))))
     async with asyncio.timeout(5):
         while not free.done():
             one.manager.tick()
@@ -99,10 +99,10 @@ async def test_hung_steps_do_not_starve_the_others(house: Any, lives: list[Watch
 
 
 @pytest.mark.parametrize("make", [Scripted, AsyncScripted])
-async def test_a_step_over_its_deadline_is_answered(house: Any, make: Any, lives: list[Watched]) -> None:
-    one = house(make, step_timeout=10)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_a_step_over_its_deadline_is_answered(harness: Any, make: Any, lives: list[Watched]) -> None:
+    one = harness(make, step_timeout=10)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     await one.pass_time(9.9)
     assert not step.done()
@@ -113,40 +113,40 @@ async def test_a_step_over_its_deadline_is_answered(house: Any, make: Any, lives
     assert late.value.hint
 
 
-async def test_an_async_step_over_its_deadline_is_cancelled(house: Any, lives: list[Watched]) -> None:
-    one = house(AsyncScripted, step_timeout=10)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_an_async_step_over_its_deadline_is_cancelled(harness: Any, lives: list[Watched]) -> None:
+    one = harness(AsyncScripted, step_timeout=10)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     await one.pass_time(11)
     with pytest.raises(StepTimeout):
         await step
     assert lives[0].cancelled == 1
-    assert (await one.ask(session, Step(Script(value=1)))).value == 1
+    assert (await one.execute(session, Step(Script(value=1)))).value == 1
     assert one.manager.statistics().hung == 0
 
 
-async def test_a_hung_thread_step_keeps_the_session_busy_until_it_returns(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted, step_timeout=10)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_a_hung_thread_step_keeps_the_session_busy_until_it_returns(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted, step_timeout=10)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     await one.pass_time(11)
     with pytest.raises(StepTimeout):
         await step
     with pytest.raises(SessionBusy):
-        await one.ask(session, Step(Script(value=1)))
+        await one.execute(session, Step(Script(value=1)))
     assert one.manager.statistics().hung == 1
     lives[0].release.set()
     await until(lambda: not session.is_running)
     assert one.manager.statistics().hung == 0
-    assert (await one.ask(session, Step(Script(value=2)))).value == 2
+    assert (await one.execute(session, Step(Script(value=2)))).value == 2
 
 
-async def test_requests_behind_a_hung_step_are_answered_too(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted, step_timeout=10)
-    session = await one.manager.open(Door.SOCKET)
-    asks = [asyncio.create_task(one.ask(session, Step(Script(hang=n == 0)))) for n in range(3)]
+async def test_requests_behind_a_hung_step_are_answered_too(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted, step_timeout=10)
+    session = await one.manager.open(Origin.SOCKET)
+    asks = [asyncio.create_task(one.execute(session, Step(Script(hang=n == 0)))) for n in range(3)]
     await until(lambda: lives[0].steps)
     await one.pass_time(11)
     answers = await asyncio.wait_for(asyncio.gather(*asks, return_exceptions=True), 2)
@@ -154,33 +154,33 @@ async def test_requests_behind_a_hung_step_are_answered_too(house: Any, lives: l
     assert all(isinstance(answer, SessionBusy) for answer in answers[1:])
 
 
-async def test_a_request_may_ask_for_less_time(house: Any, lives: list[Watched]) -> None:
-    one = house(AsyncScripted, step_timeout=100)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True)), timeout=2))
+async def test_a_request_may_ask_for_less_time(harness: Any, lives: list[Watched]) -> None:
+    one = harness(AsyncScripted, step_timeout=100)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True)), timeout=2))
     await until(lambda: lives[0].steps)
     await one.pass_time(2.1)
     with pytest.raises(StepTimeout):
         await step
 
 
-async def test_a_request_may_not_ask_for_more_time(house: Any, lives: list[Watched]) -> None:
-    one = house(AsyncScripted, step_timeout=10)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True)), timeout=600))
+async def test_a_request_may_not_ask_for_more_time(harness: Any, lives: list[Watched]) -> None:
+    one = harness(AsyncScripted, step_timeout=10)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True)), timeout=600))
     await until(lambda: lives[0].steps)
     await one.pass_time(11)
     with pytest.raises(StepTimeout):
         await asyncio.wait_for(step, 1)
 
 
-async def test_a_class_may_say_how_long_its_steps_take(house: Any, lives: list[Watched]) -> None:
-    class Patient(AsyncScripted):
+async def test_a_class_may_say_how_long_its_steps_take(harness: Any, lives: list[Watched]) -> None:
+    class SseKeepAlive(AsyncScripted):
         step_timeout = 100
 
-    one = house(Patient, step_timeout=10)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+    one = harness(SseKeepAlive, step_timeout=10)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     await one.pass_time(50)
     assert not step.done()
@@ -189,10 +189,10 @@ async def test_a_class_may_say_how_long_its_steps_take(house: Any, lives: list[W
         await step
 
 
-async def test_a_hung_step_whose_client_left_is_still_counted(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted, step_timeout=10)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_a_hung_step_whose_client_left_is_still_counted(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted, step_timeout=10)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
     session.close("its client left")
     await asyncio.gather(step, return_exceptions=True)
@@ -203,17 +203,17 @@ async def test_a_hung_step_whose_client_left_is_still_counted(house: Any, lives:
     assert one.manager.statistics().hung == 0
 
 
-async def test_the_next_request_waits_for_a_cancelled_thread_step(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted)
-    session = await one.manager.open(Door.SOCKET)
-    step = asyncio.create_task(one.ask(session, Step(Script(sleep=0.1))))
+async def test_the_next_request_waits_for_a_cancelled_thread_step(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted)
+    session = await one.manager.open(Origin.SOCKET)
+    step = asyncio.create_task(one.execute(session, Step(Script(sleep=0.1))))
     await until(lambda: lives[0].steps)
     step.cancel()
     await asyncio.gather(step, return_exceptions=True)
-    assert (await one.ask(session, Step(Script(value=2)))).value == 2
+    assert (await one.execute(session, Step(Script(value=2)))).value == 2
 
 
-async def test_a_slow_state_has_a_deadline_and_blocks_nobody(house: Any, lives: list[Watched]) -> None:
+async def test_a_slow_state_has_a_deadline_and_blocks_nobody(harness: Any, lives: list[Watched]) -> None:
     class SlowState(Adder):
         @property
         def state(self) -> Any:
@@ -221,11 +221,11 @@ async def test_a_slow_state_has_a_deadline_and_blocks_nobody(house: Any, lives: 
             self.release.wait(5)
             return State()
 
-    one = house(SlowState, step_timeout=10)
-    session, other = await one.manager.open(Door.SOCKET), await one.manager.open(Door.SOCKET)
-    slow = asyncio.create_task(one.ask(session, GetState()))
+    one = harness(SlowState, step_timeout=10)
+    session, other = await one.manager.open(Origin.SOCKET), await one.manager.open(Origin.SOCKET)
+    slow = asyncio.create_task(one.execute(session, GetState()))
     await until(lambda: lives[0].steps)
-    assert (await one.ask(other, Step(Add(amount=1)))).total == 1
+    assert (await one.execute(other, Step(Add(amount=1)))).total == 1
     await one.pass_time(11)
     with pytest.raises(StepTimeout):
         await slow
@@ -239,39 +239,39 @@ class InlineScripted(Scripted):
 
 
 @pytest.mark.parametrize("make", [Scripted, AsyncScripted, InlineScripted])
-async def test_an_exception_reaches_the_caller_as_type_and_text(house: Any, make: Any, caplog: Any) -> None:
-    one = house(make)
-    session = await one.manager.open(Door.SOCKET)
+async def test_an_exception_reaches_the_caller_as_type_and_text(harness: Any, make: Any, caplog: Any) -> None:
+    one = harness(make)
+    session = await one.manager.open(Origin.SOCKET)
     with caplog.at_level(logging.ERROR), pytest.raises(EnvironmentFailure) as failure:
-        await one.ask(session, Step(Script(fail="password=hunter2 is wrong")))
+        await one.execute(session, Step(Script(fail="password=hunter2 is wrong")))
     assert failure.value.message == "RuntimeError: password=*** is wrong"
     assert failure.value.data["error_type"] == "RuntimeError"
     assert "Traceback" in caplog.text
-    assert (await one.ask(session, Step(Script(value=1)))).value == 1
+    assert (await one.execute(session, Step(Script(value=1)))).value == 1
 
 
 @pytest.mark.parametrize("make", [Scripted, AsyncScripted, InlineScripted])
-async def test_system_exit_in_a_step_ends_nothing(house: Any, make: Any) -> None:
-    one = house(make)
-    session = await one.manager.open(Door.SOCKET)
+async def test_system_exit_in_a_step_ends_nothing(harness: Any, make: Any) -> None:
+    one = harness(make)
+    session = await one.manager.open(Origin.SOCKET)
     with pytest.raises(EnvironmentFailure, match="SystemExit"):
-        await one.ask(session, Step(Script(exit=True)))
-    assert (await one.ask(session, Step(Script(value=1)))).value == 1
+        await one.execute(session, Step(Script(exit=True)))
+    assert (await one.execute(session, Step(Script(value=1)))).value == 1
 
 
-async def test_a_cancelled_error_of_the_environments_own_is_a_failure(house: Any) -> None:
+async def test_a_cancelled_error_of_the_environments_own_is_a_failure(harness: Any) -> None:
     class Odd(AsyncScripted):
         async def step(self, action: Script) -> Did:
             raise asyncio.CancelledError
 
-    one = house(Odd)
-    session = await one.manager.open(Door.SOCKET)
+    one = harness(Odd)
+    session = await one.manager.open(Origin.SOCKET)
     with pytest.raises(EnvironmentFailure, match="CancelledError"):
-        await one.ask(session, Step(Script()))
+        await one.execute(session, Step(Script()))
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_a_reset_that_lacks_an_argument_is_a_failure(house: Any, is_async: bool) -> None:
+async def test_a_reset_that_lacks_an_argument_is_a_failure(harness: Any, is_async: bool) -> None:
     class Plain(Adder):
         def reset(self, *, level: int) -> Any:  # type: ignore[override]
             return super().reset()
@@ -280,39 +280,39 @@ async def test_a_reset_that_lacks_an_argument_is_a_failure(house: Any, is_async:
         async def reset(self, *, level: int) -> Any:  # type: ignore[override]
             return super().reset()
 
-    one = house(Async if is_async else Plain)
-    session = await one.manager.open(Door.SOCKET)
+    one = harness(Async if is_async else Plain)
+    session = await one.manager.open(Origin.SOCKET)
     with pytest.raises(EnvironmentFailure, match="level"):
-        await asyncio.wait_for(one.ask(session, Reset()), 1)
+        await asyncio.wait_for(one.execute(session, Reset()), 1)
     assert not session.is_running
-    assert (await one.ask(session, Reset({"level": 1}))).total == 0
+    assert (await one.execute(session, Reset({"level": 1}))).total == 0
 
 
-async def test_a_step_that_returns_nothing_is_a_clear_failure(house: Any) -> None:
+async def test_a_step_that_returns_nothing_is_a_clear_failure(harness: Any) -> None:
     class Forgetful(Adder):
         def step(self, action: Add) -> Any:
             return None
 
-    one = house(Forgetful)
-    session = await one.manager.open(Door.SOCKET)
+    one = harness(Forgetful)
+    session = await one.manager.open(Origin.SOCKET)
     with pytest.raises(EnvironmentFailure, match="NoneType") as failure:
-        await one.ask(session, Step(Add(amount=1)))
+        await one.execute(session, Step(Add(amount=1)))
     assert "attribute" not in failure.value.message
 
 
-async def test_a_dict_will_do_for_an_observation(house: Any) -> None:
+async def test_a_dict_will_do_for_an_observation(harness: Any) -> None:
     class Loose(Adder):
         def step(self, action: Add) -> Any:
             return {"total": 3, "done": True}
 
-    one = house(Loose)
-    session = await one.manager.open(Door.SOCKET)
-    assert (await one.ask(session, Step(Add(amount=1)))) == {"total": 3, "done": True}
+    one = harness(Loose)
+    session = await one.manager.open(Origin.SOCKET)
+    assert (await one.execute(session, Step(Add(amount=1)))) == {"total": 3, "done": True}
 
 
-async def test_reset_arguments_that_nobody_knows_are_passed_by(house: Any) -> None:
-    one = house(Adder)
-    session = await one.manager.open(Door.SOCKET)
+async def test_reset_arguments_that_nobody_knows_are_passed_by(harness: Any) -> None:
+    one = harness(Adder)
+    session = await one.manager.open(Origin.SOCKET)
     arguments = {
         "seed": 3,
         "self": 1,
@@ -322,35 +322,35 @@ async def test_reset_arguments_that_nobody_knows_are_passed_by(house: Any) -> No
         "arguments": 4,
         "sede": 5,
     }
-    assert (await one.ask(session, Reset(arguments))).total == 3
+    assert (await one.execute(session, Reset(arguments))).total == 3
 
 
-async def test_reset_arguments_go_to_whoever_takes_them_all(house: Any) -> None:
+async def test_reset_arguments_go_to_whoever_takes_them_all(harness: Any) -> None:
     class Greedy(Adder):
         def reset(self, **given: Any) -> Any:
             return Did(value=sorted(given))
 
-    one = house(Greedy)
-    session = await one.manager.open(Door.SOCKET)
+    one = harness(Greedy)
+    session = await one.manager.open(Origin.SOCKET)
     arguments = {"self": 1, "session_id": "x", "func": 2, "environment": 3}
-    assert (await one.ask(session, Reset(arguments))).value == ["environment", "func", "session_id"]
+    assert (await one.execute(session, Reset(arguments))).value == ["environment", "func", "session_id"]
 
 
-async def test_an_environment_without_state_is_described_by_what_was_counted(house: Any) -> None:
-    one = house(Scripted)
-    session = await one.manager.open(Door.SOCKET)
-    await one.ask(session, Reset({"episode_id": "mine"}))
-    await one.ask(session, Step(Script()))
-    state = await one.ask(session, GetState())
+async def test_an_environment_without_state_is_described_by_what_was_counted(harness: Any) -> None:
+    one = harness(Scripted)
+    session = await one.manager.open(Origin.SOCKET)
+    await one.execute(session, Reset({"episode_id": "mine"}))
+    await one.execute(session, Step(Script()))
+    state = await one.execute(session, GetState())
     assert (state.episode_id, state.step_count) == ("mine", 1)
 
 
-async def test_a_request_that_waits_for_its_turn_has_a_deadline_too(house: Any, lives: list[Watched]) -> None:
-    one = house(Scripted, step_timeout=100)
-    session = await one.manager.open(Door.CREATED)
-    slow = asyncio.create_task(one.ask(session, Step(Script(hang=True))))
+async def test_a_request_that_waits_for_its_turn_has_a_deadline_too(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Scripted, step_timeout=100)
+    session = await one.manager.open(Origin.CREATED)
+    slow = asyncio.create_task(one.execute(session, Step(Script(hang=True))))
     await until(lambda: lives[0].steps)
-    waiting = asyncio.create_task(one.ask(session, GetState(), timeout=2))
+    waiting = asyncio.create_task(one.execute(session, GetState(), timeout=2))
     await settled()
     await one.pass_time(2.1)
     with pytest.raises(StepTimeout):
@@ -360,7 +360,7 @@ async def test_a_request_that_waits_for_its_turn_has_a_deadline_too(house: Any, 
 
 
 async def test_requests_behind_a_step_that_ignores_its_cancellation_are_answered(
-    house: Any, lives: list[Watched]
+    harness: Any, lives: list[Watched]
 ) -> None:
     class Stubborn(AsyncScripted):
         async def step(self, action: Script) -> Did:
@@ -370,14 +370,14 @@ async def test_requests_behind_a_step_that_ignores_its_cancellation_are_answered
                     await asyncio.sleep(0.01)
             return Did()
 
-    one = house(Stubborn, step_timeout=10)
-    session = await one.manager.open(Door.CREATED)
-    stuck = asyncio.create_task(one.ask(session, Step(Script())))
+    one = harness(Stubborn, step_timeout=10)
+    session = await one.manager.open(Origin.CREATED)
+    stuck = asyncio.create_task(one.execute(session, Step(Script())))
     await until(lambda: lives[0].steps)
     await one.pass_time(11)
     with pytest.raises(StepTimeout):
         await stuck
-    behind = asyncio.create_task(one.ask(session, Step(Script())))
+    behind = asyncio.create_task(one.execute(session, Step(Script())))
     await settled()
     await one.pass_time(11)
     with pytest.raises((SessionBusy, StepTimeout)):
@@ -385,7 +385,7 @@ async def test_requests_behind_a_step_that_ignores_its_cancellation_are_answered
 
 
 @pytest.mark.parametrize("kind", ["method", "async method", "async property"])
-async def test_state_may_be_a_method_or_async(house: Any, kind: str) -> None:
+async def test_state_may_be_a_method_or_async(harness: Any, kind: str) -> None:
     class WithMethod(Adder):
         def state(self) -> Any:  # type: ignore[override]
             return State(step_count=7)
@@ -399,26 +399,26 @@ async def test_state_may_be_a_method_or_async(house: Any, kind: str) -> None:
         async def state(self) -> Any:  # type: ignore[override]
             return State(step_count=7)
 
-    one = house({"method": WithMethod, "async method": WithAsync, "async property": WithAsyncProperty}[kind])
-    session = await one.manager.open(Door.SOCKET)
-    assert (await one.ask(session, GetState())).step_count == 7
+    one = harness({"method": WithMethod, "async method": WithAsync, "async property": WithAsyncProperty}[kind])
+    session = await one.manager.open(Origin.SOCKET)
+    assert (await one.execute(session, GetState())).step_count == 7
 
 
 # -- where a step runs ----------------------------------------------------------------------------
 
 
-async def test_a_plain_step_runs_on_a_thread(house: Any, lives: list[Watched]) -> None:
-    one = house(Adder)
-    session = await one.manager.open(Door.SOCKET)
-    await one.ask(session, Step(Add(amount=1)))
+async def test_a_plain_step_runs_on_a_thread(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Adder)
+    session = await one.manager.open(Origin.SOCKET)
+    await one.execute(session, Step(Add(amount=1)))
     assert lives[0].threads[1].startswith("paddock")
 
 
 @pytest.mark.parametrize("make", [InlineAdder, AsyncScripted])
-async def test_an_inline_or_async_step_runs_on_the_loop(house: Any, make: Any, lives: list[Watched]) -> None:
-    one = house(make)
-    session = await one.manager.open(Door.SOCKET)
-    await one.ask(session, Step(Add(amount=1) if make is InlineAdder else Script()))
+async def test_an_inline_or_async_step_runs_on_the_loop(harness: Any, make: Any, lives: list[Watched]) -> None:
+    one = harness(make)
+    session = await one.manager.open(Origin.SOCKET)
+    await one.execute(session, Step(Add(amount=1) if make is InlineAdder else Script()))
     assert lives[0].threads[1] == threading.current_thread().name
 
 
@@ -434,42 +434,42 @@ class Sluggish(InlineAdder):
 
 
 async def test_a_slow_inline_step_is_moved_to_threads(
-    house: Any, clock: Any, lives: list[Watched], caplog: Any
+    harness: Any, clock: Any, lives: list[Watched], caplog: Any
 ) -> None:
     Sluggish.clock, Sluggish.seconds = clock, 0.02
-    one = house(Sluggish)
-    session = await one.manager.open(Door.SOCKET)
+    one = harness(Sluggish)
+    session = await one.manager.open(Origin.SOCKET)
     with caplog.at_level(logging.WARNING):
         for _ in range(6):
-            await one.ask(session, Step(Add(amount=1)))
+            await one.execute(session, Step(Add(amount=1)))
     assert "declared inline" in caplog.text
     assert lives[0].threads[-1].startswith("paddock")
-    assert one.blueprint.step.where is Where.THREAD
+    assert one.spec.step.where is Where.THREAD
 
 
-async def test_one_very_slow_call_is_enough(house: Any, clock: Any) -> None:
+async def test_one_very_slow_call_is_enough(harness: Any, clock: Any) -> None:
     Sluggish.clock, Sluggish.seconds = clock, 0.5
-    one = house(Sluggish)
-    session = await one.manager.open(Door.SOCKET)
-    await one.ask(session, Step(Add(amount=1)))
-    assert one.blueprint.step.where is Where.THREAD
+    one = harness(Sluggish)
+    session = await one.manager.open(Origin.SOCKET)
+    await one.execute(session, Step(Add(amount=1)))
+    assert one.spec.step.where is Where.THREAD
 
 
-async def test_a_hiccup_is_forgiven(house: Any, clock: Any) -> None:
+async def test_a_hiccup_is_forgiven(harness: Any, clock: Any) -> None:
     Sluggish.clock = clock
-    one = house(Sluggish)
-    session = await one.manager.open(Door.SOCKET)
+    one = harness(Sluggish)
+    session = await one.manager.open(Origin.SOCKET)
     for n in range(1000):
         Sluggish.seconds = 0.02 if n in (10, 400, 800) else 0.0001
-        await one.ask(session, Step(Add(amount=1)))
-    assert one.blueprint.step.where is Where.INLINE
+        await one.execute(session, Step(Add(amount=1)))
+    assert one.spec.step.where is Where.INLINE
 
 
-async def test_a_step_that_moves_to_a_thread_keeps_its_order(house: Any, clock: Any) -> None:
+async def test_a_step_that_moves_to_a_thread_keeps_its_order(harness: Any, clock: Any) -> None:
     Sluggish.clock, Sluggish.seconds = clock, 0.5
-    one = house(Sluggish)
-    session = await one.manager.open(Door.SOCKET)
-    answers = await asyncio.gather(*(one.ask(session, Step(Add(amount=1))) for _ in range(10)))
+    one = harness(Sluggish)
+    session = await one.manager.open(Origin.SOCKET)
+    answers = await asyncio.gather(*(one.execute(session, Step(Add(amount=1))) for _ in range(10)))
     assert [answer.total for answer in answers] == list(range(1, 11))
 
 
@@ -495,11 +495,11 @@ class OneThread(Affine):
     REQUIRES_SINGLE_THREAD_EXECUTOR = True
 
 
-async def test_a_session_with_a_thread_of_its_own_never_leaves_it(house: Any, lives: list[Watched]) -> None:
-    one = house(Affine)
-    sessions = [await one.manager.open(Door.SOCKET) for _ in range(2)]
+async def test_a_session_with_a_thread_of_its_own_never_leaves_it(harness: Any, lives: list[Watched]) -> None:
+    one = harness(Affine)
+    sessions = [await one.manager.open(Origin.SOCKET) for _ in range(2)]
     for session in sessions * 3:
-        await one.ask(session, Step(Add(amount=1)))
+        await one.execute(session, Step(Add(amount=1)))
     for session in sessions:
         session.close("test")
         await session.ended
@@ -509,35 +509,35 @@ async def test_a_session_with_a_thread_of_its_own_never_leaves_it(house: Any, li
 
 @pytest.mark.parametrize("make", [Affine, OneThread])
 async def test_a_build_that_nobody_wants_is_closed_on_its_own_thread(
-    house: Any, lives: list[Watched], make: type[Affine]
+    harness: Any, lives: list[Watched], make: type[Affine]
 ) -> None:
     class Slow(make):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
             super().__init__()
             time.sleep(0.1)
 
-    one = house(Slow)
-    opening = asyncio.create_task(one.manager.open(Door.SOCKET))
+    one = harness(Slow)
+    opening = asyncio.create_task(one.manager.open(Origin.SOCKET))
     await until(lambda: lives)
     opening.cancel()
     await until(lambda: lives[0].closes)
     assert len(set(lives[0].threads)) == 1
 
 
-async def test_a_thread_of_ones_own_ends_with_the_session(house: Any) -> None:
-    one = house(Affine)
-    session = await one.manager.open(Door.SOCKET)
-    await one.ask(session, Step(Add(amount=1)))
+async def test_a_thread_of_ones_own_ends_with_the_session(harness: Any) -> None:
+    one = harness(Affine)
+    session = await one.manager.open(Origin.SOCKET)
+    await one.execute(session, Step(Add(amount=1)))
     before = threading.active_count()
     session.close("test")
     await session.ended
     await until(lambda: threading.active_count() < before)
 
 
-async def test_one_thread_may_serve_all_sessions(house: Any, lives: list[Watched]) -> None:
-    one = house(OneThread)
-    sessions = [await one.manager.open(Door.SOCKET) for _ in range(3)]
-    await asyncio.gather(*(one.ask(session, Step(Add(amount=1))) for session in sessions))
+async def test_one_thread_may_serve_all_sessions(harness: Any, lives: list[Watched]) -> None:
+    one = harness(OneThread)
+    sessions = [await one.manager.open(Origin.SOCKET) for _ in range(3)]
+    await asyncio.gather(*(one.execute(session, Step(Add(amount=1))) for session in sessions))
     for session in sessions:
         session.close("test")
         await session.ended
@@ -547,23 +547,23 @@ async def test_one_thread_may_serve_all_sessions(house: Any, lives: list[Watched
 # -- tools ----------------------------------------------------------------------------------------
 
 
-async def test_a_tool_call_counts_as_a_step(house: Any) -> None:
-    one = house(Kit)
-    session = await one.manager.open(Door.CREATED)
-    await one.ask(session, Reset())
-    await one.ask(session, CallTool("add", {"amount": 1}))
-    assert (await one.ask(session, GetState())).step_count == 1
+async def test_a_tool_call_counts_as_a_step(harness: Any) -> None:
+    one = harness(Kit)
+    session = await one.manager.open(Origin.CREATED)
+    await one.execute(session, Reset())
+    await one.execute(session, CallTool("add", {"amount": 1}))
+    assert (await one.execute(session, GetState())).step_count == 1
 
 
-async def test_a_tool_call_need_not_count(house: Any) -> None:
+async def test_a_tool_call_need_not_count(harness: Any) -> None:
     class Uncounted(Kit):
         mcp_calls_are_steps = False
 
-    one = house(Uncounted)
-    session = await one.manager.open(Door.CREATED)
-    answer = await one.ask(session, CallTool("add", {"amount": 1}))
+    one = harness(Uncounted)
+    session = await one.manager.open(Origin.CREATED)
+    answer = await one.execute(session, CallTool("add", {"amount": 1}))
     assert answer["data"] == 1
-    assert (await one.ask(session, GetState())).step_count == 0
+    assert (await one.execute(session, GetState())).step_count == 0
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -579,87 +579,87 @@ async def test_a_tool_call_need_not_count(house: Any) -> None:
     ],
 )
 async def test_a_failing_tool_says_what_kind_of_failure(
-    house: Any, counted: bool, name: str, arguments: dict[str, Any], kind: type
+    harness: Any, counted: bool, name: str, arguments: dict[str, Any], kind: type
 ) -> None:
     make = type("Some", (Kit,), {"mcp_calls_are_steps": counted})
-    one = house(make)
-    session = await one.manager.open(Door.CREATED)
+    one = harness(make)
+    session = await one.manager.open(Origin.CREATED)
     with pytest.raises(ToolFailure) as failure:
-        await one.ask(session, CallTool(name, arguments))
+        await one.execute(session, CallTool(name, arguments))
     assert type(failure.value) is kind
 
 
-async def test_a_call_that_did_not_run_is_no_step(house: Any) -> None:
-    one = house(Kit)
-    session = await one.manager.open(Door.CREATED)
+async def test_a_call_that_did_not_run_is_no_step(harness: Any) -> None:
+    one = harness(Kit)
+    session = await one.manager.open(Origin.CREATED)
     for name in ("nope", "add"):
         with pytest.raises(PaddockError):
-            await one.ask(session, CallTool(name, {}))
-    assert (await one.ask(session, GetState())).step_count == 0
+            await one.execute(session, CallTool(name, {}))
+    assert (await one.execute(session, GetState())).step_count == 0
 
 
 @pytest.mark.parametrize("counted", [True, False])
-async def test_a_tool_may_score_and_end_the_episode(house: Any, counted: bool) -> None:
-    one = house(type("Some", (Kit,), {"mcp_calls_are_steps": counted}))
-    session = await one.manager.open(Door.CREATED)
-    answer = await one.ask(session, CallTool("win", {"points": 2.5}))
+async def test_a_tool_may_score_and_end_the_episode(harness: Any, counted: bool) -> None:
+    one = harness(type("Some", (Kit,), {"mcp_calls_are_steps": counted}))
+    session = await one.manager.open(Origin.CREATED)
+    answer = await one.execute(session, CallTool("win", {"points": 2.5}))
     assert answer["_meta"] == {"paddock/reward": 2.5, "paddock/done": True}
     assert answer["data"] == "won"
 
 
-async def test_tools_go_through_step_as_actions_too(house: Any) -> None:
-    one = house(Kit)
-    session = await one.manager.open(Door.SOCKET)
-    listing = await one.ask(session, Step(ListToolsAction()))
+async def test_tools_go_through_step_as_actions_too(harness: Any) -> None:
+    one = harness(Kit)
+    session = await one.manager.open(Origin.SOCKET)
+    listing = await one.execute(session, Step(ListToolsAction()))
     assert [tool["name"] for tool in listing.tools] == ["add", "pause", "fail", "win", "look"]
-    called = await one.ask(session, Step(CallToolAction(tool_name="win", arguments={"points": 1})))
+    called = await one.execute(session, Step(CallToolAction(tool_name="win", arguments={"points": 1})))
     assert (called.reward, called.done, called.result["data"]) == (1, True, "won")
-    failed = await one.ask(session, Step(CallToolAction(tool_name="fail", arguments={"text": "token=abcdef"})))
+    failed = await one.execute(session, Step(CallToolAction(tool_name="fail", arguments={"text": "token=abcdef"})))
     assert (failed.error.error_type, failed.error.message) == ("execution_error", "RuntimeError: token=***")
 
 
-async def test_async_tools_run_on_the_loop_and_plain_ones_beside_them_on_threads(house: Any) -> None:
-    one = house(AsyncKit)
-    session = await one.manager.open(Door.CREATED)
-    name = (await one.ask(session, CallTool("plain", {})))["data"]
+async def test_async_tools_run_on_the_loop_and_plain_ones_beside_them_on_threads(harness: Any) -> None:
+    one = harness(AsyncKit)
+    session = await one.manager.open(Origin.CREATED)
+    name = (await one.execute(session, CallTool("plain", {})))["data"]
     assert name != threading.current_thread().name
-    assert (await one.ask(session, CallTool("add", {"amount": 2})))["data"] == 2
+    assert (await one.execute(session, CallTool("add", {"amount": 2})))["data"] == 2
 
 
 @pytest.mark.parametrize(
     "ask", [CallTool("plain", {"hang": True}), Step(CallToolAction(tool_name="plain", arguments={"hang": True}))]
 )
 async def test_a_plain_tool_beside_async_ones_that_hangs_is_counted_and_keeps_others_out(
-    house: Any, ask: Any, lives: list[Watched]
+    harness: Any, ask: Any, lives: list[Watched]
 ) -> None:
-    one = house(AsyncKit, step_timeout=10)
-    session = await one.manager.open(Door.CREATED)
-    call = asyncio.create_task(one.ask(session, ask))
+    one = harness(AsyncKit, step_timeout=10)
+    session = await one.manager.open(Origin.CREATED)
+    call = asyncio.create_task(one.execute(session, ask))
     await until(lambda: lives[0].steps)
     await one.pass_time(11)
     with pytest.raises(StepTimeout):
         await call
     assert one.manager.statistics().hung == 1
     with pytest.raises(SessionBusy):
-        await one.ask(session, CallTool("plain", {}))
+        await one.execute(session, CallTool("plain", {}))
     lives[0].release.set()
     await until(lambda: not session.is_running)
     assert (one.manager.statistics().hung, lives[0].steps) == (0, 1)
 
 
-async def test_an_error_of_another_session_is_told_as_a_failure_of_the_environment(house: Any) -> None:
+async def test_an_error_of_another_session_is_told_as_a_failure_of_the_environment(harness: Any) -> None:
     class Nested(Adder):
         def step(self, action: Add) -> Total:
             raise SessionNotFound("Unknown session_id: inner, token=abcdef")
 
-    one = house(Nested)
-    session = await one.manager.open(Door.CREATED)
+    one = harness(Nested)
+    session = await one.manager.open(Origin.CREATED)
     with pytest.raises(EnvironmentFailure) as failure:
-        await one.ask(session, Step(Add(amount=1)))
+        await one.execute(session, Step(Add(amount=1)))
     assert failure.value.message == "SessionNotFound: Unknown session_id: inner, token=***"
 
 
-async def test_what_a_tool_says_of_its_failure_is_masked(house: Any) -> None:
+async def test_what_a_tool_says_of_its_failure_is_masked(harness: Any) -> None:
     class Leaky(ToolEnvironment):
         concurrent_sessions = True
 
@@ -667,18 +667,18 @@ async def test_what_a_tool_says_of_its_failure_is_masked(house: Any) -> None:
         def open(self) -> str:
             raise ToolFailure("password=hunter2")
 
-    one = house(Leaky)
-    session = await one.manager.open(Door.CREATED)
+    one = harness(Leaky)
+    session = await one.manager.open(Origin.CREATED)
     with pytest.raises(ToolFailure, match=r"password=\*\*\*"):
-        await one.ask(session, CallTool("open", {}))
-    told = await one.ask(session, Step(CallToolAction(tool_name="open")))
-    assert told.error.message == "password=***"
+        await one.execute(session, CallTool("open", {}))
+    reply = await one.execute(session, Step(CallToolAction(tool_name="open")))
+    assert reply.error.message == "password=***"
 
 
-async def test_a_hung_async_tool_is_cancelled_at_its_deadline(house: Any, lives: list[Watched]) -> None:
-    one = house(AsyncKit, step_timeout=10)
-    session = await one.manager.open(Door.CREATED)
-    call = asyncio.create_task(one.ask(session, CallTool("hang", {})))
+async def test_a_hung_async_tool_is_cancelled_at_its_deadline(harness: Any, lives: list[Watched]) -> None:
+    one = harness(AsyncKit, step_timeout=10)
+    session = await one.manager.open(Origin.CREATED)
+    call = asyncio.create_task(one.execute(session, CallTool("hang", {})))
     await settled()
     await one.pass_time(11)
     with pytest.raises(StepTimeout):
@@ -687,23 +687,23 @@ async def test_a_hung_async_tool_is_cancelled_at_its_deadline(house: Any, lives:
 
 
 @pytest.mark.parametrize("request_", [ListTools(), CallTool("t")])
-async def test_an_environment_without_tools_says_so(house: Any, request_: Any) -> None:
-    one = house(Adder)
-    session = await one.manager.open(Door.CREATED)
+async def test_an_environment_without_tools_says_so(harness: Any, request_: Any) -> None:
+    one = harness(Adder)
+    session = await one.manager.open(Origin.CREATED)
     with pytest.raises(NotSupported):
-        await one.ask(session, request_)
+        await one.execute(session, request_)
 
 
-async def test_a_refused_call_does_not_move_the_episode(house: Any) -> None:
-    one = house(Adder)
-    session = await one.manager.open(Door.CREATED)
+async def test_a_refused_call_does_not_move_the_episode(harness: Any) -> None:
+    one = harness(Adder)
+    session = await one.manager.open(Origin.CREATED)
     with pytest.raises(NotSupported):
-        await one.ask(session, CallTool("t"))
+        await one.execute(session, CallTool("t"))
     assert session.info().phase == "new"
 
 
 @pytest.mark.parametrize("name", ["step", "step_async"])
-async def test_a_tool_environment_may_have_an_async_step_of_its_own(house: Any, name: str) -> None:
+async def test_a_tool_environment_may_have_an_async_step_of_its_own(harness: Any, name: str) -> None:
     async def own(self: Any, action: Any) -> Any:
         return Observation(metadata={"mine": True})
 
@@ -712,24 +712,24 @@ async def test_a_tool_environment_may_have_an_async_step_of_its_own(house: Any, 
         return "plain"
 
     make = type("Own", (ToolEnvironment,), {name: own, "look": look, "concurrent_sessions": True})
-    one = house(make)
-    session = await one.manager.open(Door.SOCKET)
-    answer = await one.ask(session, Step(CallToolAction(tool_name="look")))
+    one = harness(make)
+    session = await one.manager.open(Origin.SOCKET)
+    answer = await one.execute(session, Step(CallToolAction(tool_name="look")))
     assert answer.metadata == {"mine": True}
 
 
-async def test_a_tool_environment_with_async_tools_may_have_a_step_of_its_own(house: Any) -> None:
+async def test_a_tool_environment_with_async_tools_may_have_a_step_of_its_own(harness: Any) -> None:
     class Own(AsyncKit):
         def step(self, action: Any) -> Any:
             return Observation(metadata={"mine": True})
 
-    one = house(Own)
-    session = await one.manager.open(Door.SOCKET)
-    answer = await one.ask(session, Step(CallToolAction(tool_name="add", arguments={"amount": 1})))
+    one = harness(Own)
+    session = await one.manager.open(Origin.SOCKET)
+    answer = await one.execute(session, Step(CallToolAction(tool_name="add", arguments={"amount": 1})))
     assert answer.metadata == {"mine": True}
 
 
-async def test_step_async_wins_over_step_as_in_openenv(house: Any) -> None:
+async def test_step_async_wins_over_step_as_in_openenv(harness: Any) -> None:
     class Both(Environment[Script, Did, State]):
         concurrent_sessions = True
 
@@ -742,6 +742,6 @@ async def test_step_async_wins_over_step_as_in_openenv(house: Any) -> None:
         async def step_async(self, action: Script) -> Did:
             return Did(value="async")
 
-    one = house(Both)
-    session = await one.manager.open(Door.SOCKET)
-    assert (await one.ask(session, Step(Script()))).value == "async"
+    one = harness(Both)
+    session = await one.manager.open(Origin.SOCKET)
+    assert (await one.execute(session, Step(Script()))).value == "async"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from paddock.rollouts.task import Task
-from paddock.rollouts.task_folder import read_task_folder
-from paddock.rollouts.unprotected_runs import find_unprotected_runs
-from paddock.tasks import replay_file, shipped
+from paddock.tasks.shipped import replay_file, shipped
+from paddock.tasks.task import Task
+from paddock.tasks.task_folder import read_task_folder
+from paddock.tasks.unprotected_runs import find_unprotected_runs
 from tasks.verifying import WORKDIR, Place
 
 LINGER = """

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from paddock.rollouts.outcome import Reward
-from paddock.rollouts.sandbox import Sandbox, SandboxSpec, files, open_sandbox
-from paddock.rollouts.task import Task
 from paddock.rollouts.verifier import verify
+from paddock.sandbox import Sandbox, SandboxSpec, open_sandbox
+from paddock.sandbox.guest import files
+from paddock.store.outcome import Reward
+from paddock.tasks.task import Task
 
 WORKDIR = "/home/user/workdir"
 MOST_BYTES = 1 << 24

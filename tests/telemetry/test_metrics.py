@@ -4,7 +4,7 @@ import pytest
 
 from paddock.errors import StepTimeout
 from paddock.sessions.manager import Statistics
-from paddock.telemetry.metrics import BOUNDS, Histogram, Metrics, prometheus
+from paddock.telemetry.metrics import BUCKET_SECONDS, Histogram, Metrics, prometheus
 
 IDLE = Statistics(
     sessions=1, capacity=4, waiting=0, running=0, hung=0, threads=2, draining=False, builds_ok=True
@@ -16,7 +16,9 @@ def samples(text: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
-@pytest.mark.parametrize(("seconds", "bucket"), [(0.0, 0), (BOUNDS[0], 0), (0.0002, 1), (1e9, len(BOUNDS))])
+@pytest.mark.parametrize(
+    ("seconds", "bucket"), [(0.0, 0), (BUCKET_SECONDS[0], 0), (0.0002, 1), (1e9, len(BUCKET_SECONDS))]
+)
 def test_a_duration_falls_into_its_bucket(seconds: float, bucket: int) -> None:
     histogram = Histogram()
     histogram.observe(seconds)
@@ -28,11 +30,11 @@ def test_buckets_add_up_in_the_text() -> None:
     metrics = Metrics()
     for seconds in (0.0, 0.003, 2.0, 100.0):
         metrics.calls["step"].observe(seconds)
-    found = samples(prometheus(metrics, IDLE))
-    reached = [value for name, value in found.items() if "_bucket" in name and 'method="step"' in name]
+    values = samples(prometheus(metrics, IDLE))
+    reached = [value for name, value in values.items() if "_bucket" in name and 'method="step"' in name]
     assert reached == sorted(reached)
-    assert reached[-1] == found['paddock_call_seconds_count{worker="0",method="step"}'] == 4
-    assert math.isclose(found['paddock_call_seconds_sum{worker="0",method="step"}'], 102.003)
+    assert reached[-1] == values['paddock_call_seconds_count{worker="0",method="step"}'] == 4
+    assert math.isclose(values['paddock_call_seconds_sum{worker="0",method="step"}'], 102.003)
 
 
 def test_every_family_says_what_it_is() -> None:
@@ -53,6 +55,6 @@ def test_errors_and_reasons_are_labels() -> None:
     metrics = Metrics()
     metrics.errors[StepTimeout.code] += 2
     metrics.count_closed("its client left")
-    found = samples(prometheus(metrics, IDLE))
-    assert found['paddock_errors_total{worker="0",code="STEP_TIMEOUT"}'] == 2
-    assert found['paddock_sessions_closed_total{worker="0",reason="its client left"}'] == 1
+    values = samples(prometheus(metrics, IDLE))
+    assert values['paddock_errors_total{worker="0",code="STEP_TIMEOUT"}'] == 2
+    assert values['paddock_sessions_closed_total{worker="0",reason="its client left"}'] == 1

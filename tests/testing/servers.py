@@ -77,11 +77,11 @@ class Mangler:
             await self.app(scope, receive, send)
 
     async def _http(self, scope: Any, receive: Any, send: Any) -> None:
-        asked, parts, start = bytearray(), bytearray(), {}
+        request, parts, start = bytearray(), bytearray(), {}
 
         async def listen() -> Any:
             event = await receive()
-            asked.extend(event.get("body", b""))
+            request.extend(event.get("body", b""))
             return event
 
         async def speak(event: Any) -> None:
@@ -93,17 +93,17 @@ class Mangler:
                 return
             status, document = start["status"], _read(bytes(parts))
             if self.http is not None:
-                status, document = self.http(scope["path"], _read(bytes(asked)), status, document)
+                status, document = self.http(scope["path"], _read(bytes(request)), status, document)
             body = b"" if document is None else json.dumps(document).encode()
-            kept = [pair for pair in start["headers"] if self._lets_through(pair)]
-            kept += [(b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": status, "headers": kept})
+            remaining = [pair for pair in start["headers"] if self._lets_through(pair)]
+            remaining += [(b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": status, "headers": remaining})
             await send({"type": "http.response.body", "body": body})
 
         await self.app(scope, listen, speak)
 
     async def _socket(self, scope: Any, receive: Any, send: Any) -> None:
-        asked: deque[Any] = deque()
+        collected: deque[Any] = deque()
         if self.refuses_sockets:
             await receive()
             await send({"type": "websocket.close", "code": 1008})
@@ -119,7 +119,7 @@ class Mangler:
         async def listen() -> Any:
             event = await receive()
             if event["type"] == "websocket.receive":
-                asked.append(event.get("text") if event.get("text") is not None else event["bytes"])
+                collected.append(event.get("text") if event.get("text") is not None else event["bytes"])
             if event["type"] == "websocket.disconnect" and event.get("code") not in (1000, 1001):
                 self._dropped = True
             return event
@@ -130,7 +130,7 @@ class Mangler:
             elif event["type"] == "websocket.close" and self.closing_code is not None:
                 event["code"] = self.closing_code
             elif event["type"] == "websocket.send" and self.frame is not None:
-                request = asked.popleft() if asked else None
+                request = collected.popleft() if collected else None
                 answer = self.frame(_parsed(request), json.loads(event["text"]))
                 if answer is HANG_UP:
                     await send({"type": "websocket.close", "code": 1000})

@@ -77,7 +77,7 @@ def test_what_a_failed_claim_carries_is_skipped() -> None:
 
     results = asyncio.run(suite.run(3))
     assert [result.outcome for result in results] == ["failed", "skipped", "skipped", "passed"]
-    assert results[1].detail == "only looked at when it is four"
+    assert results[1].detail == "only checked when it is four"
 
 
 def test_an_excuse_turns_a_failure_into_a_note() -> None:

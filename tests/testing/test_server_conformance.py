@@ -10,7 +10,7 @@ import pytest
 from paddock import create_app
 from paddock.envs.echo import Echo
 from paddock.errors import ConnectFailed
-from paddock.testing import Result, check_server, failed, peer
+from paddock.testing import Result, check_server, failed, server_subject
 from paddock.testing.checks import run_check
 from paddock.testing.server import SERVER
 
@@ -25,7 +25,7 @@ def examined(url: str, **options: Any) -> dict[str, Result]:
 
 async def examined_by(name: str, url: str) -> Result:
     """The result of one check alone."""
-    subject = peer.Peer(url, timeout=2.0)
+    subject = server_subject.ServerSubject(url, timeout=2.0)
     await subject.greet()
     [check] = [check for check in SERVER.checks if check.name == name]
     return await run_check(check, subject, 10.0)
@@ -55,7 +55,7 @@ def test_nobody_there_is_no_server() -> None:
 def test_a_server_keeps_no_session_of_ours() -> None:
     with serving("counter", "--max-sessions", "2") as url:
         examined(url)
-        health = asyncio.run(peer.Peer(url).get("/health")).document
+        health = asyncio.run(server_subject.ServerSubject(url).get("/health")).document
         assert health["sessions"] == 0
 
 
@@ -249,7 +249,7 @@ FAILURES: list[tuple[str, Spoil, str]] = [
 def test_a_broken_server_is_found_out(
     mangler: Mangler, url: str, monkeypatch: pytest.MonkeyPatch, name: str, spoil: Spoil, detail: str
 ) -> None:
-    monkeypatch.setattr(peer, "SEAT_PATIENCE", 0.2)
+    monkeypatch.setattr(server_subject, "SLOT_SECONDS", 0.2)
     spoil(mangler)
     result = asyncio.run(examined_by(name, url))
     assert result.outcome == "failed", result

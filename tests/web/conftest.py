@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 
 from paddock.config import Access
-from paddock.rollouts.store import Store
-from paddock.testing.recorded import unpack
-from paddock.web.app import create_view_app
-from paddock.web.shelf import Shelf
+from paddock.store import Store
+from paddock.web.mounts import create_view_app
+from paddock.web.read_store import ReadStore
+from recorded import unpack
 
-from .asking import TOKEN, Browser
+from .browser import TOKEN, Browser
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def store(recorded: Path) -> Iterator[Store]:
 @pytest.fixture(scope="session")
 def browser(recorded: Path) -> Iterator[Browser]:
     """With the token, over the recorded store."""
-    app = create_view_app(Shelf(recorded), Access(token=TOKEN))
+    app = create_view_app(ReadStore(recorded), Access(token=TOKEN))
     yield Browser(app)
     app.state.page.close()
 

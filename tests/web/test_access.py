@@ -6,11 +6,11 @@ from urllib.parse import quote
 import pytest
 
 from paddock.config import Access
-from paddock.web.answers import POLICY
-from paddock.web.app import create_view_app
-from paddock.web.shelf import Shelf
+from paddock.web.mounts import create_view_app
+from paddock.web.read_store import ReadStore
+from paddock.web.responses import POLICY
 
-from .asking import HOST, TOKEN, Browser
+from .browser import HOST, TOKEN, Browser
 
 SECRETS = ("/web/api/about", "/web/api/rollouts", "/web/api/live", "/web/api/server", "/web/api/nothing")
 
@@ -92,14 +92,14 @@ def test_another_cookie_is_no_use(stranger: Browser) -> None:
 
 
 def test_two_pages_of_one_machine_keep_their_cookies_apart(recorded: Path, stranger: Browser) -> None:
-    other = Browser(create_view_app(Shelf(recorded), Access(token="another")), token=None)
+    other = Browser(create_view_app(ReadStore(recorded), Access(token="another")), token=None)
     stranger.post("/web/api/access", {"token": TOKEN})
     other.post("/web/api/access", {"token": "another"})
     assert not set(stranger.cookies) & set(other.cookies)
 
 
 def test_without_a_token_only_our_own_names_are_answered(recorded: Path) -> None:
-    app = create_view_app(Shelf(recorded), Access())
+    app = create_view_app(ReadStore(recorded), Access())
     assert Browser(app, token=None).get("/web/api/about").status == 200
     assert Browser(app, token=None, host="rebound.example").get("/web/api/about").status == 403
     assert Browser(app, token=None, host="rebound.example").get("/web/").status == 403
@@ -118,9 +118,9 @@ PATHS = (
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("known", [True, False])
-def test_every_answer_says_what_may_run(path: str, known: bool, browser: Browser, stranger: Browser) -> None:
-    headers = (browser if known else stranger).get(path).headers
+@pytest.mark.parametrize("has_access", [True, False])
+def test_every_answer_says_what_may_run(path: str, has_access: bool, browser: Browser, stranger: Browser) -> None:
+    headers = (browser if has_access else stranger).get(path).headers
     assert headers["content-security-policy"] == POLICY
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"

@@ -8,12 +8,12 @@ import pytest
 
 from cli.processes import paddock
 from paddock.config import Access
-from paddock.rollouts.store.packing import RAW
-from paddock.testing.recorded import unpack
-from paddock.web.app import create_view_app
-from paddock.web.shelf import Shelf
+from paddock.store.packing import UNCOMPRESSED
+from paddock.web.mounts import create_view_app
+from paddock.web.read_store import ReadStore
+from recorded import unpack
 
-from .asking import TOKEN, Browser
+from .browser import TOKEN, Browser
 
 
 def overwritten(file: Path) -> None:
@@ -33,7 +33,7 @@ def damaged(file: Path) -> None:
 
 def garbled(file: Path) -> None:
     with sqlite3.connect(file) as connection:
-        connection.execute("UPDATE rollouts SET head = ?", (RAW + b'{"',))
+        connection.execute("UPDATE rollouts SET head = ?", (UNCOMPRESSED + b'{"',))
     connection.close()
 
 
@@ -43,36 +43,36 @@ BROKEN = {
     damaged: "cannot be read",
     garbled: "cannot be read",
 }
-breaks = pytest.mark.parametrize(("spoil", "told"), BROKEN.items(), ids=[each.__name__ for each in BROKEN])
+breaks = pytest.mark.parametrize(("spoil", "message"), BROKEN.items(), ids=[each.__name__ for each in BROKEN])
 
 
 @breaks
 @pytest.mark.parametrize("words", [["view", "--no-open"], ["serve", "counter", "--web", "--port", "0"]])
 def test_the_command_says_what_is_wrong_and_ends(
-    tmp_path: Path, spoil: Callable[[Path], None], told: str, words: list[str]
+    tmp_path: Path, spoil: Callable[[Path], None], message: str, words: list[str]
 ) -> None:
     spoil(unpack(tmp_path) / "store.db")
     done = paddock(*words, "--store", str(tmp_path))
     assert done.returncode == 1
-    said, hint = done.stderr.splitlines()
-    assert told in said
+    error, hint = done.stderr.splitlines()
+    assert message in error
     assert hint.startswith("hint: store.db is ")
 
 
 @breaks
 @pytest.mark.parametrize("path", ["rollouts", "groups", "rollouts/{id}"])
 def test_the_page_is_told_what_is_wrong(
-    tmp_path: Path, spoil: Callable[[Path], None], told: str, path: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, spoil: Callable[[Path], None], message: str, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = unpack(tmp_path) / "store.db"
     connection = sqlite3.connect(file)
     (name,) = connection.execute("SELECT rollout_id FROM rollouts").fetchone()
     connection.close()
     spoil(file)
-    app = create_view_app(Shelf(tmp_path), Access(token=TOKEN))
+    app = create_view_app(ReadStore(tmp_path), Access(token=TOKEN))
     answer = Browser(app).get(f"/web/api/{path.format(id=name)}")
     app.state.page.close()
     assert answer.status == 503
-    assert told in answer.json()["error"]["message"]
+    assert message in answer.json()["error"]["message"]
     assert answer.json()["error"]["hint"].startswith("store.db is ")
     assert caplog.text == ""

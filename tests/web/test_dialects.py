@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from paddock.capture.trace import Call, Event
 from paddock.config import Access
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.store import Store
-from paddock.rollouts.trace import Call, Event
-from paddock.web.app import create_view_app
-from paddock.web.shelf import Shelf
+from paddock.store import Store
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
+from paddock.web.mounts import create_view_app
+from paddock.web.read_store import ReadStore
 
-from .asking import TOKEN, Browser
+from .browser import TOKEN, Browser
 
 TOOL = {"id": "t1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
 SAID = [
@@ -86,7 +86,7 @@ def test_each_message_once(dialect: str, tmp_path: Path) -> None:
             store.add_event("r-one", Event(time.time(), "call", {"call": f"c{index}"}))
         record.outcome = Outcome.OK
         store.finish(record)
-    app = create_view_app(Shelf(tmp_path), Access(token=TOKEN))
+    app = create_view_app(ReadStore(tmp_path), Access(token=TOKEN))
     items = Browser(app).api("rollouts/r-one/transcript")["items"]
     assert [(item["role"], item["kind"], item.get("text", item.get("arguments"))) for item in items] == [
         ("system", "message", "Be good."),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .asking import Answer, Browser
+from .browser import Answer, Browser
 
 IDS = (
     "nope", "..", "..%2F..%2Fetc%2Fpasswd", "%2e%2e%2fstore.db", "%00", "r%00x", "a" * 3000, "%F0%9F%92%A3",

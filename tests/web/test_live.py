@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from paddock.capture.trace import Call, Event
 from paddock.config import Access
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.store import Owner, Store
-from paddock.rollouts.trace import Call, Event
-from paddock.web.app import create_view_app
-from paddock.web.shelf import Shelf
+from paddock.store import Owner, Store
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
+from paddock.web.mounts import create_view_app
+from paddock.web.read_store import ReadStore
 
-from .asking import TOKEN, Browser, events
+from .browser import TOKEN, Browser, events
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def writer(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def watcher(writer: Store) -> Iterator[Browser]:
-    app = create_view_app(Shelf(writer.path), Access(token=TOKEN))
+    app = create_view_app(ReadStore(writer.path), Access(token=TOKEN))
     yield Browser(app)
     app.state.page.close()
 
@@ -54,8 +54,8 @@ def save(writer: Store, name: str, index: int, messages: list[dict[str, Any]], t
 async def next_of(stream: Any, name: str) -> Any:
     """The next event of that name."""
     async with asyncio.timeout(10):
-        async for found, document in stream:
-            if found == name:
+        async for event_name, document in stream:
+            if event_name == name:
                 return document
     raise AssertionError(f"the stream ended without {name}")
 
@@ -76,9 +76,9 @@ def test_a_rollout_is_followed_to_its_end(writer: Store, watcher: Browser) -> No
             assert (ahead["kind"], ahead["seq"], ahead["text"]) == ("event", None, "thinking aloud")
             save(writer, "r-live", 0, [{"role": "user", "content": "Go."}], "thinking aloud, and done")
             assert [call["id"] for call in (await next_of(stream, "calls"))["calls"]] == ["c0"]
-            told = await next_of(stream, "items")
-            assert [(item["seq"], item["role"]) for item in told["items"]] == [(1, "user"), (2, "assistant")]
-            assert told["next"] == 3
+            update = await next_of(stream, "items")
+            assert [(item["seq"], item["role"]) for item in update["items"]] == [(1, "user"), (2, "assistant")]
+            assert update["next"] == 3
             record.outcome, record.reward = Outcome.OK, 1.0
             writer.finish(record)
             say(writer, "r-live", "outcome", outcome="ok")
@@ -137,12 +137,12 @@ def test_the_table_is_followed(writer: Store, watcher: Browser) -> None:
 def test_nobody_watches_while_nobody_listens(writer: Store, watcher: Browser) -> None:
     async def follow() -> None:
         begun(writer)
-        watch = watcher.app.state.page.watch
+        changes = watcher.app.state.page.watcher
         for path in ("/web/api/live", "/web/api/rollouts/r-live/live"):
             async with watcher.asking("GET", path) as (_, _, pieces):
                 await anext(events(pieces))
-                assert watch.is_looking
-            assert not watch.is_looking
+                assert changes.is_polling
+            assert not changes.is_polling
 
     asyncio.run(follow())
 
@@ -165,8 +165,8 @@ def test_a_rollout_of_a_dead_process_is_not_live(writer: Store, watcher: Browser
     gone = Owner(owner.pid, 1, owner.boot_id, owner.hostname, owner.pid_namespace).to_text()
     with writer._database.write() as connection:
         connection.execute("UPDATE rollouts SET owner = ?", (gone,))
-    found = watcher.api("rollouts/r-live")
-    assert (found["live"], found["orphan"]) == (False, True)
+    answer = watcher.api("rollouts/r-live")
+    assert (answer["live"], answer["orphan"]) == (False, True)
     answer = watcher.post("/web/api/rollouts/r-live/abort")
     assert answer.status == 409
     assert "is gone" in answer.json()["error"]["message"]
@@ -175,10 +175,10 @@ def test_a_rollout_of_a_dead_process_is_not_live(writer: Store, watcher: Browser
 def test_asking_to_stop_leaves_word_for_the_process_that_runs_it(writer: Store, watcher: Browser) -> None:
     begun(writer)
     assert watcher.post("/web/api/rollouts/r-live/abort").json() == {"asked": True}
-    assert writer.aborts.asked("r-live") == "stopped from the page"
+    assert writer.aborts.reason_for("r-live") == "stopped from the page"
     assert (writer.path / "aborts").stat().st_mode & 0o777 == 0o700
-    writer.aborts.settle("r-live")
-    assert writer.aborts.asked("r-live") is None
+    writer.aborts.clear("r-live")
+    assert writer.aborts.reason_for("r-live") is None
     assert os.listdir(writer.path / "aborts") == []
 
 
@@ -188,7 +188,7 @@ def test_a_large_answer_of_a_running_rollout_grows(writer: Store, watcher: Brows
     for index in range(60):
         call = save(writer, "r-live", index, list(messages), f"said {index}")
         messages += [call.message, {"role": "user", "content": f"more {index}"}]
-        found = watcher.api("rollouts/r-live/transcript?limit=5000")
-        assert [item["text"] for item in found["items"][-2:]] == [messages[-3]["content"], f"said {index}"]
-        assert found["total"] == 2 * (index + 1)
-        assert found["done"] is False
+        answer = watcher.api("rollouts/r-live/transcript?limit=5000")
+        assert [item["text"] for item in answer["items"][-2:]] == [messages[-3]["content"], f"said {index}"]
+        assert answer["total"] == 2 * (index + 1)
+        assert answer["done"] is False

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from paddock.web.answers import PageError
-from paddock.web.files import Assets
-from paddock.web.share import bundle, harmless
+from paddock.web.responses import PageError
+from paddock.web.share import bundle, escape_json
+from paddock.web.static_files import Assets
 
-from .asking import Browser
+from .browser import Browser
 
 NODE = shutil.which("node")
 
@@ -29,8 +29,8 @@ def file_of(browser: Browser, rollout_id: str) -> str:
 
 def data_of(page: str) -> dict[str, Any]:
     [text] = re.findall(r'<script type="application/json" id="paddock-data">(.*?)</script>', page, re.DOTALL)
-    found: dict[str, Any] = json.loads(text)
-    return found
+    data: dict[str, Any] = json.loads(text)
+    return data
 
 
 def test_the_file_has_all_answers(browser: Browser, ids: dict[str, str]) -> None:
@@ -56,10 +56,10 @@ def test_hostile_words_stay_words(browser: Browser, ids: dict[str, str]) -> None
     page = file_of(browser, ids["hostile"])
     assert page.count("<script") == page.count("</script>") == 2
     assert "onerror=" not in page.replace("\\u003c", "").split("paddock-data")[0]
-    said = [
+    texts = [
         item.get("text", "") for item in data_of(page)["answers"][f"rollouts/{ids['hostile']}/transcript"]["items"]
     ]
-    assert any(text.startswith("<script>") for text in said)
+    assert any(text.startswith("<script>") for text in texts)
 
 
 def test_only_our_own_code_is_allowed(browser: Browser, ids: dict[str, str]) -> None:
@@ -83,7 +83,7 @@ def test_the_same_rollout_makes_the_same_modules() -> None:
 
 @pytest.mark.parametrize("text", ["</script>", "<!--", "<script>", "]]>", "\u2028", "&lt;", "\ud800"])
 def test_data_ends_no_element(text: str) -> None:
-    written = harmless({"text": text})
+    written = escape_json({"text": text})
     assert not set("<>&\u2028\u2029") & set(written)
     assert json.loads(written) == {"text": text}
 

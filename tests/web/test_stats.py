@@ -4,24 +4,24 @@ import math
 
 import pytest
 
-from paddock.rollouts.batch import Group
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.store.search import TaskFigures
+from paddock.rollouts.batch import BatchGroup
+from paddock.store.record import RolloutRecord
+from paddock.store.search import TaskTotals
 from paddock.web.stats import confidence, pass_at, wilson
 
 
-def figures(*rewards: float) -> TaskFigures:
+def figures(*rewards: float) -> TaskTotals:
     binary = sum(reward in (0, 1) for reward in rewards)
     passed = sum(reward >= 1 for reward in rewards)
     squares = sum(reward * reward for reward in rewards)
-    return TaskFigures("t", {"ok": len(rewards)}, len(rewards), passed, binary, sum(rewards), squares, 0, 0, 0.0, 0)
+    return TaskTotals("t", {"ok": len(rewards)}, len(rewards), passed, binary, sum(rewards), squares, 0, 0, 0.0, 0)
 
 
 @pytest.mark.parametrize("passed", range(9))
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 def test_pass_at_k_is_what_a_batch_says(k: int, passed: int) -> None:
     rewards = [1.0] * passed + [0.0] * (8 - passed)
-    group = Group("t", [RolloutRecord("r", "t", reward=reward) for reward in rewards])
+    group = BatchGroup("t", [RolloutRecord("r", "t", reward=reward) for reward in rewards])
     assert pass_at(k, 8, passed) == pytest.approx(group.pass_at(k))
 
 

@@ -1,4 +1,4 @@
-"""Other people's environments as ours, and ours as theirs: one adapter for each ecosystem.
+"""Adapters between Paddock and other ecosystems, in both directions: one module for each ecosystem.
 
     gymnasium   any Gymnasium environment as a target; `RemoteEnv` and `RemoteVectorEnv` the other way
     openenv     environment classes of OpenEnv, here or in a virtual environment of their own
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 TARGETS = {
     "gymnasium": ("paddock.adapters.gymnasium.environment", "gymnasium:ID"),
-    "openenv": ("paddock.adapters.openenv.target", "openenv:pkg.mod:Class[@VENV]"),
-    "verifiers": ("paddock.adapters.verifiers.target", "verifiers:ID@VENV"),
-    "mcp": ("paddock.adapters.mcp.target", "mcp:COMMAND"),
-    "mcp+http": ("paddock.adapters.mcp.target", "mcp+http://HOST/PATH"),
-    "mcp+https": ("paddock.adapters.mcp.target", "mcp+https://HOST/PATH"),
+    "openenv": ("paddock.adapters.openenv", "openenv:pkg.mod:Class[@VENV]"),
+    "verifiers": ("paddock.adapters.verifiers", "verifiers:ID@VENV"),
+    "mcp": ("paddock.adapters.mcp", "mcp:COMMAND"),
+    "mcp+http": ("paddock.adapters.mcp", "mcp+http://HOST/PATH"),
+    "mcp+https": ("paddock.adapters.mcp", "mcp+https://HOST/PATH"),
 }
 """By the word before the colon: the module with `load`, and the form to write."""
 PACKAGES = {"gymnasium": "gymnasium", "numpy": "gymnasium", "aiohttp": "rollouts"}

@@ -1,4 +1,4 @@
-"""Tools that somebody else defines: listed with their own schemas, called through whoever offers them."""
+"""Tools that another program defines: listed with its schemas, and called through it."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class ForeignTool(ToolSpec):
 
 
 def usable(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those whose names do not stand for something else here."""
+    """The tools whose names are not in `RESERVED`."""
     return [tool for tool in listed if tool["name"] not in RESERVED]

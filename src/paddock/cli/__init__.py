@@ -1,11 +1,10 @@
-"""The `paddock` command. Commands parse, call the library, and print; each is imported when run.
+"""The `paddock` command. Commands parse, call the library, and print. Each is imported when it is run.
 
-All but the handler of Ctrl-C is imported inside functions, so that it is answered with one line from the beginning.
+Everything but the handler of Ctrl-C is imported inside functions, so that Ctrl-C prints one line from the beginning.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import IO, Any
 
@@ -20,8 +19,8 @@ EXTRAS = {
     "pyarrow": "parquet",
     "ray": "ray",
 }
-"""Packages that the base install does not bring, and the extra that does."""
-MISSING = 1
+"""Packages that are not in the base install, and the extra that installs them."""
+MISSING_PACKAGE = 1
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -30,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         sys.exit(run(arguments))
     except KeyboardInterrupt:
-        complain("interrupted")
+        print_error("interrupted")
         sys.exit(INTERRUPTED)
     finally:
         if arguments is not None:  # called by a program that goes on
@@ -47,7 +46,7 @@ def run(arguments: list[str] | None) -> int:
     try:
         result = paddock.main(arguments, prog_name="paddock", standalone_mode=False)
     except PaddockError as error:
-        complain(str(error), error.hint)
+        print_error(str(error), error.hint)
         return error.exit_code
     except click.ClickException as error:
         # Click 8.1 shows the help without raising.
@@ -55,26 +54,28 @@ def run(arguments: list[str] | None) -> int:
             click.echo(error.format_message(), err=True)
             return error.exit_code
         context = getattr(error, "ctx", None)
-        complain(error.format_message(), f"{context.command_path if context else 'paddock'} --help")
+        print_error(error.format_message(), f"{context.command_path if context else 'paddock'} --help")
         return error.exit_code
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(error.name or "")
         if extra is None:
             raise
-        complain(f"this command needs {error.name}", install_command(extra))
-        return MISSING
+        print_error(f"this command needs {error.name}", install_command(extra))
+        return MISSING_PACKAGE
     except click.Abort:
-        complain("interrupted")
+        print_error("interrupted")
         return INTERRUPTED
     return result if isinstance(result, int) else 0
 
 
-def complain(message: str, hint: str | None = None) -> None:
-    """Say what went wrong on stderr, and what to do about it."""
+def print_error(message: str, hint: str | None = None) -> None:
+    """Print an error and a hint on stderr."""
     import click
 
-    # Click asks whether there is a terminal, and nothing else.
-    colour = False if os.environ.get("NO_COLOR") else None
+    from paddock.config import NO_COLOR
+
+    # Click only checks whether stderr is a terminal.
+    colour = False if NO_COLOR.read() else None
     click.secho("error: ", fg="red", bold=True, nl=False, err=True, color=colour)
     click.echo(message, err=True)
     if hint:
@@ -83,26 +84,26 @@ def complain(message: str, hint: str | None = None) -> None:
 
 
 def refuse_unused(*names: str, why: str, hint: str) -> None:
-    """Raise ConfigError for the first of these parameters of the command that was given: it would do nothing."""
+    """Raise ConfigError for the first of these options that is on the command line: it would have no effect."""
     import click
 
     from paddock.errors import ConfigError
 
     context = click.get_current_context()
     for option in context.command.params:
-        given = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
-        if given and option.name in names:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in names and source is click.core.ParameterSource.COMMANDLINE:
             raise ConfigError(f"{max(option.opts, key=len)} has no effect: {why}", hint=hint)
 
 
 def note(text: str) -> None:
-    """Words go to stderr; stdout is for data."""
+    """Print a message on stderr. Stdout is for data."""
     import click
 
     click.echo(text, err=True)
 
 
-def counted(number: int, one: str, many: str | None = None) -> str:
+def plural(number: int, one: str, many: str | None = None) -> str:
     """`1 session`, `2 sessions`."""
     return f"{number} {one if number == 1 else many or f'{one}s'}"
 

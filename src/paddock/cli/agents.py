@@ -11,14 +11,14 @@ from paddock.cli import note, print_json
 from paddock.cli.interrupts import run_async
 from paddock.errors import AgentError
 
-FETCH_TIMEOUT = 600.0
-AT_THE_SAME_TIME = 3
+FETCH_SECONDS = 600.0
+PARALLEL_FETCHES = 3
 ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the driver of an agent says about it, and whether it is here."""
+    """An agent, and whether it is installed."""
 
     name: str
     version: str
@@ -31,27 +31,27 @@ class Row:
 
 
 @click.command("agents", epilog="Then: paddock rollout TASK --agent NAME")
-@click.option("--install", "wanted", multiple=True, metavar="NAME|all", help="Fetch an agent. May be repeated.")
-@click.option("--timeout", default=FETCH_TIMEOUT, show_default=True, help="Seconds that fetching one may take.")
+@click.option("--install", "requested", multiple=True, metavar="NAME|all", help="Fetch an agent. May be repeated.")
+@click.option("--timeout", default=FETCH_SECONDS, show_default=True, help="Seconds that fetching one may take.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
-def command(wanted: tuple[str, ...], timeout: float, as_json: bool) -> None:
-    """List the agents that can be run: which release, how they speak to a model, whether they are here.
+def command(requested: tuple[str, ...], timeout: float, as_json: bool) -> None:
+    """List the agents: their release, the API they use for models, and whether they are installed.
 
-    An agent is fetched once, by --install or by its first rollout, and needs no network afterwards.
+    An agent is fetched once, by --install or by its first rollout. Then it needs no network.
     """
-    rows = run_async(examine(wanted, timeout))
+    rows = run_async(examine(requested, timeout))
     if as_json:
         print_json([asdict(row) for row in rows])
     else:
         print_table(rows)
 
 
-async def examine(wanted: tuple[str, ...], timeout: float) -> list[Row]:
-    from paddock.rollouts.agents import AGENTS, find_agent, load_agent
-    from paddock.rollouts.agents.install import is_installed
+async def examine(requested: tuple[str, ...], timeout: float) -> list[Row]:
+    from paddock.agents import AGENTS, find_agent, load_agent
+    from paddock.agents.install import is_installed
 
     names = [name for name in AGENTS if find_agent(name).version]
-    await fetch(names if ALL in wanted else list(dict.fromkeys(wanted)), timeout)
+    await fetch(names if ALL in requested else list(dict.fromkeys(requested)), timeout)
     rows = []
     for name in names:
         agent = load_agent(name)
@@ -71,14 +71,14 @@ async def examine(wanted: tuple[str, ...], timeout: float) -> list[Row]:
 
 
 async def fetch(names: list[str], timeout: float) -> None:
-    """All of them, some at the same time. One that fails does not keep the others; the first failure is raised."""
-    from paddock.rollouts.agents import load_agent
+    """Install all of them, a few in parallel. A failure does not stop the others; it is raised at the end."""
+    from paddock.agents import load_agent
 
     agents = [load_agent(name) for name in names]
-    places = asyncio.Semaphore(AT_THE_SAME_TIME)
+    slots = asyncio.Semaphore(PARALLEL_FETCHES)
 
     async def one(position: int) -> None:
-        async with places:
+        async with slots:
             await agents[position].install(note, timeout=timeout)
 
     results = await asyncio.gather(*(one(position) for position in range(len(agents))), return_exceptions=True)
@@ -89,7 +89,7 @@ async def fetch(names: list[str], timeout: float) -> None:
         note(f"{name} is not here: {failure.message}")
     if failures:
         missing = ", ".join(name for name, _ in failures)
-        raise AgentError(f"could not fetch {missing}", hint="what npm or pip said is above")
+        raise AgentError(f"could not fetch {missing}", hint="the output of npm or pip is above")
 
 
 def print_table(rows: list[Row]) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,18 +17,20 @@ import click
 from paddock import adapters
 from paddock.cli import note, print_json, refuse_unused
 from paddock.cli.interrupts import run_async
-from paddock.config import read_variables
+from paddock.cli.task_selection import SELECTION_OPTIONS, select_tasks, selection_options, set_options
+from paddock.config import PADDOCK_AUTH_TOKEN
 from paddock.errors import ConfigError, ConnectFailed, PaddockError, TargetError
 from paddock.targets import FORMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paddock.testing.checks import Announce, Outcome, Result
+    from paddock.tasks.task import Task
+    from paddock.testing.checks import Announce, CheckOutcome, Result
 
 FAILED = 1
 URL = ("http://", "https://")
-MARKS: dict[Outcome, tuple[str, str]] = {
+MARKS: dict[CheckOutcome, tuple[str, str]] = {
     "passed": ("✓", "green"),
     "failed": ("✗", "red"),
     "warning": ("!", "yellow"),
@@ -36,33 +38,51 @@ MARKS: dict[Outcome, tuple[str, str]] = {
     "skipped": ("–", "bright_black"),
 }
 NOUNS = {"warning": ("warning", "warnings"), "info": ("note", "notes")}
-WIDE_ENOUGH = 120
+PIPE_WIDTH = 120
 
 
-EPILOG = f"TARGET: {FORMS}, http://host:port, or a task folder or name"
+EPILOG = f"TARGET: {FORMS}, http://host:port, or a task set (see paddock tasks)"
 
 
 @click.command("check", epilog=EPILOG)
 @click.argument("target")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds that one answer may take.")
 @click.option("--auth-token", help="Token of the server at the URL. Better: PADDOCK_AUTH_TOKEN.")
+@selection_options
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-def command(target: str, timeout: float, auth_token: str | None, as_json: bool) -> int:
+def command(
+    target: str,
+    timeout: float,
+    auth_token: str | None,
+    pattern: str | None,
+    shard: str | None,
+    limit: int | None,
+    registry: str | None,
+    as_json: bool,
+) -> int:
     """Find out what an environment, a server or a task gets wrong.
 
-    Of a task it proves that its solution scores 1.0, and that doing nothing scores less. It warns about tests that
+    For a task it checks that the solution scores 1.0 and that doing nothing scores less. It warns about tests that
     run the agent's program without paddock-run.
 
-    Ends with 0 if nothing failed, 1 if something did, 2 if there is nothing to check at TARGET.
+    The exit code is 0 if nothing failed, 1 if something did, and 2 if there is nothing to check at TARGET.
     """
+    from paddock.tasks.taskset import is_task_set, load_tasks
+
     if not 0 < timeout < math.inf:
         raise ConfigError(f"--timeout is {timeout:g}", hint="give seconds above 0")
     if not target.startswith(URL):
         refuse_unused("auth_token", why=f"{target} is no URL of a server", hint="leave it out")
-    # What an environment logs and prints about its own failures would drown the table, and break the JSON.
-    logging.getLogger("paddock").setLevel(logging.CRITICAL)
-    with redirect_stdout(sys.stderr), progress(target) as announce:
-        results = run_async(examine(target, timeout, auth_token, announce))
+    options = set_options(registry)
+    is_task = is_task_set(target, options)
+    if not is_task:
+        refuse_unused(*SELECTION_OPTIONS, why=f"{target} is no task set", hint="leave it out")
+    select = partial(select_tasks, pattern=pattern, shard=shard, limit=limit)
+    tasks = select(load_tasks(target, options)) if is_task else None
+    # The logs and prints of an environment would hide the table and break the JSON.
+    with hidden_logs(), redirect_stdout(sys.stderr), progress(target) as announce:
+        work = examine(target, timeout, auth_token, announce) if tasks is None else examine_tasks(tasks, announce)
+        results = run_async(work)
     counts = Counter(result.outcome for result in results)
     ok = not counts["failed"]
     if as_json:
@@ -73,12 +93,21 @@ def command(target: str, timeout: float, auth_token: str | None, as_json: bool) 
     return 0 if ok else FAILED
 
 
+@contextmanager
+def hidden_logs() -> Iterator[None]:
+    logger = logging.getLogger("paddock")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 async def examine(target: str, timeout: float, token: str | None, announce: Announce) -> list[Result]:
-    """The results for a URL, a task or a class. Raises TargetError if there is nothing to examine."""
+    """The results for a URL or a class. Raises TargetError if there is nothing to examine."""
     from paddock.testing.conformance import check_environment, check_server
 
-    if names_task(target):
-        return await examine_tasks(target, announce)
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", target):
         raise TargetError(f"{target!r} names no environment", hint=f"did you mean http://{target}?")
     if "://" not in target or adapters.is_target(target):
@@ -86,7 +115,7 @@ async def examine(target: str, timeout: float, token: str | None, announce: Anno
     if not target.startswith(URL):
         raise TargetError(f"{target!r} cannot be checked", hint="give the server as http://host:port")
     try:
-        bearer = token or read_variables().auth_token
+        bearer = token or PADDOCK_AUTH_TOKEN.read()
         return await check_server(target, token=bearer, timeout=timeout, announce=announce)
     except ConnectFailed as error:
         refused = error.data.get("status") == 401
@@ -94,18 +123,9 @@ async def examine(target: str, timeout: float, token: str | None, announce: Anno
         raise TargetError(error.message, hint=hint) from error
 
 
-def names_task(target: str) -> bool:
-    from paddock.tasks import shipped
+async def examine_tasks(tasks: list[Task], announce: Announce) -> list[Result]:
+    from paddock.testing.task import TaskCheck
 
-    path = Path(target)
-    return target == "shipped" or target in shipped() or path.suffix in (".json", ".jsonl") or path.is_dir()
-
-
-async def examine_tasks(target: str, announce: Announce) -> list[Result]:
-    from paddock.rollouts.check_task import TaskCheck
-    from paddock.rollouts.taskset import load_tasks
-
-    tasks = load_tasks(target)
     results: list[Result] = []
     for number, task in enumerate(tasks):
         announce(task.id, number, len(tasks))
@@ -114,7 +134,7 @@ async def examine_tasks(target: str, announce: Announce) -> list[Result]:
 
 
 def load(target: str) -> Any:
-    """The class or factory that the target names. Whatever its module raises is a bad target."""
+    """The class or factory that the target names. Raises TargetError for any exception in its module."""
     from paddock.targets import load_target
 
     try:
@@ -133,8 +153,8 @@ def progress(target: str) -> Iterator[Announce]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True)
-    words = TextColumn("checking {task.fields[target]}"), TextColumn("{task.description}")
-    columns = (words[0], BarColumn(), MofNCompleteColumn(), words[1])
+    heading, name = TextColumn("checking {task.fields[target]}"), TextColumn("{task.description}")
+    columns = (heading, BarColumn(), MofNCompleteColumn(), name)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None, target=target)
 
@@ -159,9 +179,9 @@ def print_table(results: list[Result]) -> None:
         if result.hint:
             detail.append("\n" if result.detail else "").append("hint: ", style="cyan").append(result.hint)
         table.add_row(Text(mark, style=colour), Text(result.name), detail)
-    Console(width=None if sys.stdout.isatty() else WIDE_ENOUGH).print(table)
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
-def summary(target: str, counts: Counter[Outcome]) -> str:
-    told = [f"{count} {NOUNS.get(kind, (kind, kind))[count > 1]}" for kind in MARKS if (count := counts[kind])]
-    return f"{target}: {', '.join(told)}"
+def summary(target: str, counts: Counter[CheckOutcome]) -> str:
+    parts = [f"{count} {NOUNS.get(kind, (kind, kind))[count > 1]}" for kind in MARKS if (count := counts[kind])]
+    return f"{target}: {', '.join(parts)}"

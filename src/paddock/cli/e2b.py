@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paddock.cli import counted, note, print_json
+from paddock.cli import note, plural, print_json
 from paddock.cli.interrupts import raise_on_interrupt
+from paddock.config import E2B_API_KEY
 
 if TYPE_CHECKING:
-    from paddock.rollouts.e2b.server import Address
+    from paddock.e2b_server.server import E2bServerAddress
 
 
 @click.group("e2b")
@@ -23,7 +23,7 @@ def command() -> None:
     """Run programs that were written for E2B on this machine.
 
     \b
-    paddock e2b up      a server that E2B's own clients take for E2B
+    paddock e2b up      a server that E2B's own clients can use
     """
 
 
@@ -41,20 +41,20 @@ def command() -> None:
     type=click.Choice(["bwrap", "process"]),
     default="bwrap",
     show_default=True,
-    help="What sandboxes are; process isolates nothing.",
+    help="The kind of sandbox; process isolates nothing.",
 )
 @click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
 @click.option("--max-sandboxes", type=click.IntRange(min=1), default=20, show_default=True, help="Sandboxes at once.")
-@click.option("--api-key", help="The key that clients must send. Better: E2B_API_KEY. Default: one is made up.")
+@click.option("--api-key", help="The key that clients must send. Better: E2B_API_KEY. Default: a random one.")
 @click.option(
-    "--store", type=click.Path(path_type=Path), help="Whose ledger knows the sandboxes. Also: PADDOCK_STORE."
+    "--store", type=click.Path(path_type=Path), help="The store that records the sandboxes. Also: PADDOCK_STORE."
 )
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
     show_default=True,
-    help="What is told beside the address.",
+    help="What is logged.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address and the variables as JSON once it listens.")
 def up(
@@ -72,35 +72,35 @@ def up(
 
     Programs that use E2B's SDK run here when they get the variables that this prints.
     """
-    from paddock.rollouts.e2b import FrontSettings, serve_front
-    from paddock.rollouts.sandbox import choose_backend
+    from paddock.e2b_server import E2bServerSettings, serve_e2b
+    from paddock.sandbox import choose_backend
 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     choose_backend(sandbox, consent=unsafe)
-    given = api_key or os.environ.get("E2B_API_KEY")
-    settings = FrontSettings(
+    key = api_key or E2B_API_KEY.read()
+    settings = E2bServerSettings(
         host=host,
         port=port,
         backend=sandbox,
         consent=unsafe,
         max_sandboxes=max_sandboxes,
-        api_key=given,
+        api_key=key,
         store=store,
     )
 
-    def announce(address: Address) -> None:
+    def announce(address: E2bServerAddress) -> None:
         variables = address.variables
         if as_json:
             print_json({"url": address.url, "variables": variables})
             sys.stdout.flush()
         else:
-            if given:
+            if key:
                 del variables["E2B_API_KEY"]
             click.echo(" ".join(["export", *(f"{name}={shlex.quote(value)}" for name, value in variables.items())]))
             sys.stdout.flush()
-        most = counted(max_sandboxes, "sandbox", "sandboxes")
+        most = plural(max_sandboxes, "sandbox", "sandboxes")
         note(f"E2B's API at {address.url}  ({sandbox}, up to {most})   stop: Ctrl-C")
         note("  sandboxes have the programs of this machine, and no network but their own")
 
     raise_on_interrupt()
-    serve_front(settings, announce)
+    serve_e2b(settings, announce)

@@ -1,11 +1,11 @@
-"""`paddock fleet up|envs|ls|run|rm|report`: a plane of one's own, and what is done with any plane."""
+"""`paddock fleet`: the group of commands, and `up`, which runs a plane on this machine or over a Ray cluster."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -16,41 +16,43 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paddock.cli import counted, note, print_json, refuse_unused
-from paddock.cli.fleet_look import envs, ls, report, rm
-from paddock.cli.fleet_place import KEY_FILE, address_left, default_state, state_option
+from paddock.cli import note, plural, print_json, refuse_unused
+from paddock.cli.fleet_plane import default_state, envs, ls, publish_address, report, rm, state_option
 from paddock.cli.fleet_run import run
 from paddock.cli.interrupts import interruptible, raise_on_interrupt
+from paddock.config import FLEET_API_KEY
 from paddock.errors import ConfigError, TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paddock.fleet.control import HostedEnvironment
+    from paddock.errors import ClusterError
+    from paddock.fleet.plane import HostedEnvironment, PlaneSettings
+    from paddock.scale.cluster import Resources
 
-USUAL = ("notes", "echo")
-VERSIONS = {"notes": ("v0.0.1", "v0.0.2")}
-"""Of shipped environments that have more than one; the last is what a client gets that asks for none."""
-OF_A_CLUSTER = ("ray_address", "instance_cpus", "instance_memory", "instance_resources", "ship")
+DEFAULT_ENVIRONMENTS = ("notes", "echo")
+SHIPPED_VERSIONS = {"notes": ("v0.0.1", "v0.0.2")}
+"""Versions of shipped environments that have more than one; the last is the default."""
+CLUSTER_OPTIONS = ("ray_address", "instance_cpus", "instance_memory", "instance_resources", "ship")
 VERSION = re.compile(r"v?\d[\w.-]*|v[\w.-]*")
-CHECK_SECONDS = 120.0
-CHECK = """
+DESCRIBE_SECONDS = 120.0
+DESCRIBE_PROGRAM = """
 import json, sys
 from paddock.errors import PaddockError
-from paddock.sessions.blueprint import Blueprint
+from paddock.sessions.spec import EnvironmentSpec
 from paddock.targets import load_target
-found = {}
+descriptions = {}
 for target in sys.argv[1:]:
     try:
-        blueprint = Blueprint(load_target(target)[0])
+        spec = EnvironmentSpec(load_target(target)[0])
     except PaddockError as error:
-        found[target] = {"error": error.message, "hint": error.hint}
+        descriptions[target] = {"error": error.message, "hint": error.hint}
     else:
-        said = (blueprint.cls.__doc__ or "").strip().splitlines()
-        found[target] = {"description": said[0] if said else None, "tools": blueprint.has_tools}
-sys.__stdout__.write("\\n" + json.dumps(found))
+        lines = (spec.cls.__doc__ or "").strip().splitlines()
+        descriptions[target] = {"description": lines[0] if lines else None, "tools": spec.has_tools}
+sys.__stdout__.write("\\n" + json.dumps(descriptions))
 """
-"""Run in a process of its own: the plane itself imports no environment."""
+"""Runs in a process of its own, because the plane itself imports no environment."""
 
 
 @click.group("fleet")
@@ -67,16 +69,18 @@ def command() -> None:
 @command.command("up")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8700, show_default=True, help="Port to listen on; 0 takes any free one.")
-@click.option("--api-key", help="The key that clients must send. Better: FLEET_API_KEY. Default: one is made up.")
-@click.option("--instance-limit", default=100, show_default=True, help="Instances at once.")
-@click.option("--gate", is_flag=True, help="Instances answer only to who has the runner token, or the key.")
-@click.option("--warm", default=2, show_default=True, help="Processes that wait for the next instance.")
+@click.option("--api-key", help="The key that clients must send. Better: FLEET_API_KEY. Default: a new one.")
+@click.option("--instance-limit", default=100, show_default=True, help="How many instances may run at once.")
+@click.option("--gate", is_flag=True, help="Instances require the runner token, or the key.")
+@click.option("--warm", default=2, show_default=True, help="Processes started in advance for the next instances.")
 @click.option(
     "--env", "environments", multiple=True, metavar="KEY=TARGET[@VERSION]", help="What to host. Repeatable."
 )
-@click.option("--faults", is_flag=True, help="Offer /_lab/faults, which breaks things on purpose. Loopback only.")
-@click.option("--web", is_flag=True, help="Offer the page at /web/.")
-@click.option("--store", type=click.Path(path_type=Path), help="Whose rollouts the page shows. Also: PADDOCK_STORE.")
+@click.option("--faults", is_flag=True, help="Offer /_lab/faults, which injects faults. Loopback only.")
+@click.option("--web", is_flag=True, help="Serve the web page at /web/.")
+@click.option(
+    "--store", type=click.Path(path_type=Path), help="The store whose rollouts the page shows. Also: PADDOCK_STORE."
+)
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
@@ -97,14 +101,8 @@ def command() -> None:
 @state_option
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
 def up(
-    host: str,
-    port: int,
     api_key: str | None,
-    instance_limit: int,
-    gate: bool,
-    warm: int,
     environments: tuple[str, ...],
-    faults: bool,
     web: bool,
     store: Path | None,
     engine: str,
@@ -116,82 +114,79 @@ def up(
     log_level: str,
     state: Path | None,
     as_json: bool,
+    **plane_settings: Any,
 ) -> None:
     """Host environments until Ctrl-C or SIGTERM; then every instance is stopped.
 
     Without --env, notes and echo are hosted; with it, notes and what it names. TARGET is what `paddock serve`
     takes. The same KEY may be given several times, with a VERSION each.
     """
-    from paddock.fleet.control import PlaneSettings, serve_plane
+    from paddock.fleet.plane import PlaneSettings, serve_plane
+    from paddock.fleet.plane.settings import KEY_FILE
 
     if engine == "local":
-        refuse_unused(*OF_A_CLUSTER, why="instances run on this machine", hint="add --engine ray")
+        refuse_unused(*CLUSTER_OPTIONS, why="instances run on this machine", hint="add --engine ray")
     if not web:
         refuse_unused("store", why="the page is not offered", hint="add --web")
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     folder = (state or default_state()).expanduser().resolve()
     with interruptible():
-        hosted = described(read_environments(with_usual(environments)))
+        hosted = describe(read_environments(add_defaults(environments)))
+    # The other options are fields of PlaneSettings.
     settings = PlaneSettings(
-        state=folder,
-        environments=hosted,
-        host=host,
-        port=port,
-        api_key=api_key or os.environ.get("FLEET_API_KEY"),
-        instance_limit=instance_limit,
-        gate=gate,
-        warm=warm,
-        faults=faults,
+        state=folder, environments=hosted, api_key=api_key or FLEET_API_KEY.read(), **plane_settings
     )
     extend = None
     if web:
-        from paddock.web.doors import page_in_plane
+        from paddock.web.mounts import page_in_plane
 
         extend = partial(page_in_plane, folder=store)
-    with ExitStack() as until_the_end:
-        placed: dict[str, Any] = {}
+    with ExitStack() as cleanup:
+        placement: dict[str, Any] = {}
         if engine == "ray":
-            from paddock.cli.fleet_ray import place_on_ray
             from paddock.scale.cluster import Resources
 
             raise_on_interrupt()
             each = Resources.read(instance_cpus, instance_memory, instance_resources)
-            settings, placed = place_on_ray(settings, each, ray_address, ship, until_the_end)
+            settings, placement = place_on_ray(settings, each, ray_address, ship, cleanup)
 
         def announce(url: str, _: str) -> None:
-            until_the_end.enter_context(address_left(folder, url))
-            made_up = settings.api_key is None
+            cleanup.enter_context(publish_address(folder, url))
+            has_key_file = settings.api_key is None
             names = [f"{each.env_key}:{version}" for each in hosted for version in each.versions]
             if as_json:
-                key_file = str(folder / KEY_FILE) if made_up else None
+                key_file = str(folder / KEY_FILE) if has_key_file else None
                 print_json({"url": url, "state": str(folder), "api_key_file": key_file, "environments": names})
                 sys.stdout.flush()
-            note(f"plane at {url}  ({', '.join(names)}; up to {counted(instance_limit, 'instance')})   stop: Ctrl-C")
-            shown = f"$(cat {folder / KEY_FILE})" if made_up else "(the key you gave)"
-            note(f"  clients: export FLEET_BASE_URL={url} FLEET_API_KEY={shown}")
+            limit = plural(settings.instance_limit, "instance")
+            note(f"plane at {url}  ({', '.join(names)}; up to {limit})   stop: Ctrl-C")
+            key_text = f"$(cat {folder / KEY_FILE})" if has_key_file else "(the key you gave)"
+            note(f"  clients: export FLEET_BASE_URL={url} FLEET_API_KEY={key_text}")
             if web:
-                note(f"  page: {url}/web/?token={shown}")
+                note(f"  page: {url}/web/?token={key_text}")
 
         raise_on_interrupt()
-        serve_plane(settings, announce, extend=extend, **placed)
+        serve_plane(settings, announce, extend=extend, **placement)
 
 
-def with_usual(written: tuple[str, ...]) -> tuple[str, ...]:
-    """What was asked for, and `notes`, which clients try first; unless the key is taken."""
-    if not written:
-        return USUAL
-    taken = any(text.partition("=")[0].partition("@")[0] == "notes" for text in written)
-    return written if taken else ("notes", *written)
+def add_defaults(options: tuple[str, ...]) -> tuple[str, ...]:
+    """The `--env` options and `notes`, which clients try first, unless they use that key."""
+    if not options:
+        return DEFAULT_ENVIRONMENTS
+    has_notes = any(text.partition("=")[0].partition("@")[0] == "notes" for text in options)
+    return options if has_notes else ("notes", *options)
 
 
-def read_environments(written: Iterable[str]) -> tuple[HostedEnvironment, ...]:
-    """`notes`, `mykey=pkg.mod:Class@v1.0`, …; the versions of a key are put together. All begin with a `v`:
-    Fleet's clients put one before the version that they are asked for."""
-    from paddock.fleet.control import HostedEnvironment
+def read_environments(options: Iterable[str]) -> tuple[HostedEnvironment, ...]:
+    """`notes`, `mykey=pkg.mod:Class@v1.0`, …; the versions of a key are combined.
+
+    All begin with a `v`, because Fleet's clients add one to a version.
+    """
+    from paddock.fleet.plane import HostedEnvironment
 
     targets: dict[str, str] = {}
     versions: dict[str, list[str]] = {}
-    for text in written:
+    for text in options:
         key, equals, rest = text.partition("=")
         target, at, version = (rest if equals else key).rpartition("@")
         if not at or not VERSION.fullmatch(version):
@@ -204,28 +199,63 @@ def read_environments(written: Iterable[str]) -> tuple[HostedEnvironment, ...]:
                 f"--env gives {key!r} two targets: {targets[key]} and {target}",
                 hint="the versions of a key have one target; use two keys",
             )
-        named = (f"v{version.removeprefix('v')}",) if version else VERSIONS.get(target, ("v1",))
-        known = versions.setdefault(key, [])
-        known += [each for each in named if each not in known]
+        new = (f"v{version.removeprefix('v')}",) if version else SHIPPED_VERSIONS.get(target, ("v1",))
+        versions.setdefault(key, [])
+        versions[key] += [each for each in new if each not in versions[key]]
     return tuple(HostedEnvironment(key, target, tuple(versions[key])) for key, target in targets.items())
 
 
-def described(environments: tuple[HostedEnvironment, ...]) -> tuple[HostedEnvironment, ...]:
-    """The same, with what each class says of itself. Raises TargetError for what cannot be hosted."""
+def describe(environments: tuple[HostedEnvironment, ...]) -> tuple[HostedEnvironment, ...]:
+    """The same, with the docstring of each class. Raises TargetError for what cannot be hosted."""
     targets = {each.target for each in environments}
     done = subprocess.run(
-        [sys.executable, "-c", CHECK, *targets], capture_output=True, text=True, timeout=CHECK_SECONDS, check=False
+        [sys.executable, "-c", DESCRIBE_PROGRAM, *targets],
+        capture_output=True,
+        text=True,
+        timeout=DESCRIBE_SECONDS,
+        check=False,
     )
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise TargetError(f"loading {', '.join(targets)} failed: {said[-1]}", hint="run python on it to see where")
-    found = json.loads(done.stdout.splitlines()[-1])
-    for target, told in found.items():
-        if "error" in told:
-            raise TargetError(told["error"], hint=told["hint"])
-        if not told["tools"]:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise TargetError(f"loading {', '.join(targets)} failed: {lines[-1]}", hint="run python on it to see where")
+    descriptions = json.loads(done.stdout.splitlines()[-1])
+    for target, description in descriptions.items():
+        if "error" in description:
+            raise TargetError(description["error"], hint=description["hint"])
+        if not description["tools"]:
             raise TargetError(f"{target} has no tools", hint="a plane hosts classes that extend ToolEnvironment")
-    return tuple(replace(each, description=found[each.target]["description"]) for each in environments)
+    return tuple(replace(each, description=descriptions[each.target]["description"]) for each in environments)
+
+
+def place_on_ray(
+    settings: PlaneSettings, each: Resources, address: str | None, folder: Path | None, cleanup: ExitStack
+) -> tuple[PlaneSettings, dict[str, Any]]:
+    """Join a Ray cluster until `cleanup` ends; the plane's settings there, and its `launcher` and `verify`."""
+    from paddock.scale import cluster
+    from paddock.scale.instances import InstancePlacement, RayInstances
+
+    single_machine = cluster.starts_local_cluster(address)
+    cleanup.enter_context(cluster.connected(address, folder=folder))
+    nodes = [node for node in cluster.nodes() if node.alive]
+    cores = int(sum(node.resources.get("CPU", 0) for node in nodes))
+    settings = replace(settings, parallel_starts=max(2 * cores, 1))
+    failures: list[ClusterError] = []
+
+    def give_up(error: ClusterError) -> None:
+        """End the plane, and then the command with the reason."""
+        failures.append(error)
+        signal.raise_signal(signal.SIGTERM)
+
+    def raise_failure() -> None:
+        if failures:
+            raise failures[0]
+
+    cleanup.callback(raise_failure)
+    instances = RayInstances(settings, InstancePlacement(each, single_machine), give_up)
+    note(
+        f"instances go to {len(nodes)} node{'s' if len(nodes) > 1 else ''} with {cores} CPUs, {each.cpus:g} for each"
+    )
+    return settings, {"launcher": instances, "verify": instances.verify}
 
 
 for each in (envs, ls, run, rm, report):

@@ -1,12 +1,13 @@
 """Ctrl-C while a command starts.
 
-The rule: no signal raises an exception while modules are imported. A KeyboardInterrupt in the import of an extension
-module leaves it half made, which can end in a segmentation fault, and one in a callback of the import system is
-swallowed. Before a command works there is nothing to put away, so the process ends at once; SIGTERM does by default.
+The rule: no signal raises an exception while modules are imported. A KeyboardInterrupt during the import of an
+extension module leaves the module half initialised, which can end in a segmentation fault. One in a callback of the
+import system is swallowed. Before a command does its work there is nothing to clean up, so the process exits at once.
+SIGTERM does that by default.
 
-So every command starts with `exit_on_interrupt`. One that has something to put away imports what it needs, and then
+Every command starts with `exit_on_interrupt`. A command that has something to clean up imports what it needs, then
 works in `run_async` or `interruptible`, or serves after `raise_on_interrupt`. In a running event loop an import is
-safe: there Ctrl-C cancels a task, and raises nothing.
+safe: there Ctrl-C cancels a task and raises nothing.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ INTERRUPTED = 130
 
 
 def exit_on_interrupt() -> None:
-    """From now on Ctrl-C ends the process, without unwinding. A process that ignores it goes on doing so."""
+    """From now on Ctrl-C ends the process, without unwinding. A process that ignores SIGINT still ignores it."""
     in_main = threading.current_thread() is threading.main_thread()
     if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit)
 
 
 def raise_on_interrupt() -> None:
-    """Ctrl-C raises KeyboardInterrupt again, and `asyncio.run` cancels its work for it."""
+    """Ctrl-C raises KeyboardInterrupt again; `asyncio.run` turns it into a cancellation."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -48,7 +49,7 @@ def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt inside. Outside they end the process at once, if they did before."""
+    """Inside, Ctrl-C and SIGTERM raise KeyboardInterrupt. Outside, they end the process again."""
     if signal.getsignal(signal.SIGINT) is not _exit:
         yield
         return
@@ -61,7 +62,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def restored_handlers() -> Iterator[None]:
-    """Puts back what was there, which a loop with signal handlers of its own does not do when it is closed."""
+    """Restore the signal handlers. An event loop with handlers of its own does not restore them when it closes."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -20,7 +20,7 @@ from paddock.distribution import VERSION
 from paddock.errors import ConfigError
 
 TAKEN = frozenset(("paddock", "paddock_rl", "pydantic", "pytest", "test", "tests"))
-LONGEST_NAME = 40
+MAX_NAME_CHARACTERS = 40
 SUFFIX = ".template"
 
 COMMON = {
@@ -35,7 +35,7 @@ COMMON = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of environment to start from: the folder of its templates, and a line that acts in it."""
+    """A kind of environment: the folder of its templates, and a line of Python that acts in it."""
 
     folder: str
     act: str
@@ -47,7 +47,7 @@ TOOLS = Kind("tools", 'env.call_tool("guess", number=50)')
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A project to be written, by the name a person gave it."""
+    """A project to be written."""
 
     name: str
     package: str
@@ -63,7 +63,7 @@ class Project:
 @click.argument("name")
 @click.option("--tools", is_flag=True, help="An environment whose actions are tool calls, instead of typed actions.")
 @click.option("--dir", "parent", default=".", show_default=True, help="Where to put the project's folder.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was made as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the names of the files as JSON.")
 def command(name: str, tools: bool, parent: str, as_json: bool) -> None:
     """Start a project for an environment of your own: installable, tested, ready to serve."""
     project = plan(name, Path(parent))
@@ -78,7 +78,7 @@ def command(name: str, tools: bool, parent: str, as_json: bool) -> None:
 
 
 def plan(name: str, parent: Path) -> Project:
-    """What would be written, and where. Raises ConfigError if it cannot be."""
+    """Derive the names of a project. Raises ConfigError for a name or a folder that cannot be used."""
     package = name.replace("-", "_")
     problem = problem_with(name, package)
     if problem is not None:
@@ -97,8 +97,8 @@ def problem_with(name: str, package: str) -> tuple[str, str] | None:
         suggested = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lstrip("0123456789-")
         hint = "begin with a letter, go on with letters, digits, - and _"
         return "it is no Python name", f"try {suggested}: {hint}" if suggested else hint
-    if len(name) > LONGEST_NAME:
-        return f"it is longer than {LONGEST_NAME} letters", "choose a shorter one"
+    if len(name) > MAX_NAME_CHARACTERS:
+        return f"it is longer than {MAX_NAME_CHARACTERS} letters", "choose a shorter one"
     if keyword.iskeyword(package):
         return "it is a word of Python itself", f"try {name}-env"
     if package in TAKEN or package in sys.stdlib_module_names:
@@ -113,7 +113,7 @@ def class_name(package: str) -> str:
 
 
 def write(project: Project, kind: Kind) -> list[str]:
-    """Write every file, or none: what was begun is removed when something goes wrong."""
+    """Write all files, or none: after an error the folder is removed."""
     files = {
         **COMMON,
         "{{package}}/env.py": f"{kind.folder}/env.py",

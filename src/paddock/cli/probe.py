@@ -9,27 +9,29 @@ import click
 
 from paddock.cli import note, print_json
 from paddock.cli.interrupts import run_async
+from paddock.config import PADDOCK_MODEL_API_KEY
 from paddock.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from paddock.rollouts.capture import ProbeReport, Upstream
-    from paddock.rollouts.models.endpoint import Endpoint
+    from paddock.capture.probe import ProbeReport
+    from paddock.capture.upstream import Upstream
+    from paddock.models.endpoint import Endpoint
 
 NOT_TRAINABLE = 1
 
 
 @click.command("probe", epilog="URL: http://host:8000/v1, the base of an OpenAI-compatible server")
 @click.argument("url")
-@click.option("--model-name", help="The model's name there. Without it: the first that the server lists.")
-@click.option("--api-key", envvar="PADDOCK_MODEL_API_KEY", help="Its key. Better: PADDOCK_MODEL_API_KEY.")
+@click.option("--model-name", help="Name of the model. Default: the first that the server lists.")
+@click.option("--api-key", help="Its key. Better: PADDOCK_MODEL_API_KEY.")
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds that the call may take.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(url: str, model_name: str | None, api_key: str | None, timeout: float, as_json: bool) -> int:
-    """Find out what a model endpoint gives back: tokens, logprobs, or only text.
+    """Find out what a model endpoint returns: tokens, logprobs, or only text.
 
-    Makes one short call. Ends with 0 if rollouts on the endpoint can be trained on, 1 if not.
+    Makes one short call. The exit code is 0 if rollouts on the endpoint can be trained on, 1 if not.
     """
-    report = run_async(examine(base_of(url), model_name, api_key, timeout))
+    report = run_async(examine(base_of(url), model_name, api_key or PADDOCK_MODEL_API_KEY.read(), timeout))
     if as_json:
         print_json({**asdict(report), "trainable": report.trainable})
     else:
@@ -38,8 +40,10 @@ def command(url: str, model_name: str | None, api_key: str | None, timeout: floa
 
 
 async def examine(url: str, name: str | None, api_key: str | None, timeout: float) -> ProbeReport:
-    from paddock.rollouts.capture import CaptureSettings, Upstream, probe
-    from paddock.rollouts.models.endpoint import Endpoint
+    from paddock.capture.probe import probe
+    from paddock.capture.settings import CaptureSettings
+    from paddock.capture.upstream import Upstream
+    from paddock.models.endpoint import Endpoint
 
     async with Upstream() as upstream:
         if name is None:
@@ -49,12 +53,12 @@ async def examine(url: str, name: str | None, api_key: str | None, timeout: floa
 
 
 async def first_model(endpoint: Endpoint, upstream: Upstream) -> str:
-    from paddock.rollouts.capture.engines import model_list
-    from paddock.rollouts.capture.upstream import Failure
+    from paddock.capture.engines import read_model_list
+    from paddock.capture.errors import UpstreamFailure
 
     try:
-        listed = model_list(await upstream.get(endpoint, "/models"))
-    except Failure as failure:
+        listed = read_model_list(await upstream.get(endpoint, "/models"))
+    except UpstreamFailure as failure:
         raise ModelError(
             f"{endpoint.url} does not answer: {failure.message}", hint="is the server running?"
         ) from failure
@@ -64,7 +68,7 @@ async def first_model(endpoint: Endpoint, upstream: Upstream) -> str:
 
 
 def base_of(url: str) -> str:
-    """The base that paths are added to; `/v1` where only a host was given."""
+    """The base URL of the API; `/v1` is added to a URL without a path."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"{url!r} is not a URL", hint=f"did you mean http://{url}?")
     base = url.rstrip("/").removesuffix("/chat/completions")

@@ -1,4 +1,4 @@
-"""What a person sees while rollouts run: a line for each that is under way, and a bar for all of them."""
+"""Progress of rollouts on stderr: a line for each that is running, and a bar for all of them."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from paddock.cli import counted
+from paddock.cli import plural
 
 if TYPE_CHECKING:
-    from paddock.rollouts.record import RolloutRecord
     from paddock.rollouts.rollout import Rollout
+    from paddock.store.record import RolloutRecord
 
 COLOURS = {"ok": "green", "cancelled": "yellow", "timeout": "yellow", "budget": "yellow"}
 
 
 class RolloutProgress:
-    """A live picture on a terminal; one line a rollout where there is none."""
+    """A live display on a terminal; elsewhere one line for each rollout that has ended."""
 
-    def __init__(self, *, total: int, words: bool) -> None:
+    def __init__(self, *, total: int, lines: bool) -> None:
         self._console = Console(stderr=True)
-        self._words = words
+        self._lines = lines
         self._running: dict[str, RolloutRecord] = {}
         columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bar = Progress(*columns, console=self._console)
         self._task = self._bar.add_task("", total=total)
-        live = self._console.is_terminal
-        self._live = Live(get_renderable=self._picture, console=self._console, transient=True) if live else None
+        is_live = self._console.is_terminal
+        self._live = Live(get_renderable=self._render, console=self._console, transient=True) if is_live else None
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -42,7 +42,7 @@ class RolloutProgress:
         if self._live is not None:
             self._live.stop()
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False)
 
     def show(self, rollout: Rollout) -> None:
@@ -55,25 +55,25 @@ class RolloutProgress:
     def settle(self, record: RolloutRecord) -> None:
         self._running.pop(record.rollout_id, None)
         self._bar.advance(self._task)
-        if self._words and self._live is None:
-            self._console.print(line_of(record), highlight=False)
+        if self._lines and self._live is None:
+            self._console.print(summary_line(record), highlight=False)
 
-    def _picture(self) -> Group:
+    def _render(self) -> Group:
         table = Table(box=None, pad_edge=False, show_header=False)
         for record in self._running.values():
             table.add_row(
                 Text(f"{record.task_id} #{record.member}"),
                 Text(record.stage, style="cyan"),
-                Text(counted(record.calls, "call")),
-                Text(counted(record.completion_tokens, "token")),
+                Text(plural(record.calls, "call")),
+                Text(plural(record.completion_tokens, "token")),
                 Text(f"{time.time() - record.started_at:.0f} s"),
             )
         return Group(table, self._bar)
 
 
-def line_of(record: RolloutRecord) -> Text:
+def summary_line(record: RolloutRecord) -> Text:
     """`write-program #0: ok, reward 1, 4 calls, 2.3 s`"""
     line = Text(f"{record.task_id} #{record.member}: ")
     line.append(str(record.outcome), style=COLOURS.get(str(record.outcome), "red"))
     reward = "no reward" if record.reward is None else f"reward {record.reward:g}"
-    return line.append(f", {reward}, {counted(record.calls, 'call')}, {record.wall_s or 0:.1f} s")
+    return line.append(f", {reward}, {plural(record.calls, 'call')}, {record.wall_s or 0:.1f} s")

@@ -1,28 +1,35 @@
-"""`paddock rollout TASK…` and `paddock rollout reverify ID`."""
+"""`paddock rollout TASK…`, `paddock rollout fork ID` and `paddock rollout reverify ID`."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from paddock.cli import INTERRUPTED, complain, note, print_json, refuse_unused
+from paddock.capture.recorded.replay import FIDELITY_POLICIES, FidelityPolicy
+from paddock.cli import INTERRUPTED, note, print_error, print_json, refuse_unused
+from paddock.cli.field_options import field_options, read_field_options
 from paddock.cli.interrupts import restored_handlers, run_async
+from paddock.cli.task_selection import select_tasks, selection_options, set_options
 from paddock.errors import ConfigError, TaskError
+from paddock.rollouts.config import RunConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from paddock.rollouts.api import PlacementBackend
     from paddock.rollouts.batch import BatchResult
-    from paddock.rollouts.engine import Engine
-    from paddock.rollouts.record import RolloutRecord
     from paddock.rollouts.rollout import Rollout
+    from paddock.store.record import RolloutRecord
+    from paddock.tasks.task import Task
 
 BROKEN = 1
 RAY = "ray"
@@ -45,53 +52,16 @@ def command() -> None:
 
     \b
     paddock rollout TASK… --model URL [options]     see: paddock rollout run --help
+    paddock rollout fork ID --at CALL -n 8          replay a rollout up to a call, and continue live
     paddock rollout reverify ID --tests FOLDER      score a finished rollout again
     """
 
 
 @command.command("run")
 @click.argument("tasks", nargs=-1, metavar="TASK…")
-@click.option(
-    "--agent", default="opencode", show_default=True, help="A name of `paddock agents`, or command:PROGRAM."
-)
-@click.option("--env", help="Where the agent loop works: a URL, or a target of `paddock serve`.")
 @click.option("--prompt", help="The instruction, in place of a TASK.")
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of the environment. Default: what the task says.")
-@click.option("--max-steps", default=50, show_default=True, help="Tool calls that the agent loop may make.")
-@click.option("--driver", type=click.Choice(["run", "serve"]), help="How the agent is driven.")
-@click.option(
-    "--model", required=True, help="URL, demo, replay:FILE, local, vllm://REPO or hf-router://REPO:PROVIDER."
-)
-@click.option("--model-name", help="The model's name at the URL. Default: the first it lists.")
-@click.option("--vllm-url", help="Where the server of a vllm:// model is.")
-@click.option("-n", "--repeat", "n", default=1, show_default=True, help="Rollouts of each task.")
-@click.option("--parallel", default=2, show_default=True, help="Rollouts at a time.")
-@click.option(
-    "--sandbox", default="bwrap", show_default=True, help="bwrap, docker, e2b, or process (isolates nothing)."
-)
-@click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
-@click.option("--mode", default="transparent_proxy", show_default=True, help="transparent_proxy, or black_box.")
-@click.option("--max-tokens", default=4096, show_default=True, help="Tokens that one call may sample.")
-@click.option("--max-calls", default=200, show_default=True, help="Model calls that one rollout may make.")
-@click.option("--max-completion-tokens", type=int, help="Tokens that one rollout may sample in all.")
-@click.option("--agent-timeout", type=float, help="Seconds for the agent. Default: what the task says.")
-@click.option(
-    "--stall-timeout",
-    type=float,
-    help="Seconds without a byte until a model call has stalled. Default: 60, at most a quarter of the agent's.",
-)
-@click.option("--temperature", default=1.0, show_default=True, help="Temperature of every call.")
-@click.option("--top-logprobs", default=1, show_default=True, help="Alternatives to keep for each token, up to 20.")
-@click.option("--thinking/--no-thinking", default=None, help="Turn the model's thinking on or off.")
-@click.option("--context", "context_tokens", default=32768, show_default=True, help="Context the agent plans with.")
-@click.option("--weight-version", help="Version of the model's weights, kept with calls whose engine tells none.")
-@click.option("--retries", type=int, help="New tries after a failure outside the policy. Default: 2; lone: 0.")
-@click.option("--resume", metavar="BATCH", help="Go on with a batch that was stopped.")
-@click.option("--batch-id", metavar="NAME", help="Name of the batch. Default: a new one.")
-@click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
-@click.option(
-    "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where to run."
-)
+@field_options(RunConfig, defaults={"parallel": 2})
+@selection_options
 @click.option("--ray-address", help="The Ray cluster. Default: RAY_ADDRESS, or one is started on this machine.")
 @click.option("--rollout-cpus", type=click.FloatRange(min=0), help="Processors of its node for each. Default: 1.")
 @click.option("--rollout-memory", type=click.IntRange(min=1), help="MiB of its node's memory for each.")
@@ -101,96 +71,97 @@ def command() -> None:
 def run(
     tasks: tuple[str, ...],
     prompt: str | None,
-    env: str | None,
-    max_steps: int,
+    pattern: str | None,
+    shard: str | None,
+    limit: int | None,
+    registry: str | None,
+    ray_address: str | None,
+    rollout_cpus: float | None,
+    rollout_memory: int | None,
+    rollout_resources: str | None,
+    rollouts_per_node: int | None,
     as_json: bool,
-    max_tokens: int,
-    max_calls: int,
     **options: Any,
 ) -> int:
-    """Run rollouts of TASK: a task folder, a folder of them, a .jsonl file, or a shipped task's name.
+    """Run rollouts of TASK: a task folder, a folder of them, a .jsonl file, a shipped task's name, or another set.
+
+    See paddock tasks --help for sets in git repositories, registries and SWE-bench rows.
 
     With --agent loop the model works in the environment --env through its tools, and the environment scores it.
 
     The key of the model is read from PADDOCK_MODEL_API_KEY (or OPENAI_API_KEY, HF_TOKEN), and never
     enters the sandbox. Ends with 0 if every rollout has outcome ok, with 1 if not.
     """
-    from paddock.rollouts.agents import load_agent
-    from paddock.rollouts.limits import Budget
-    from paddock.rollouts.loop.agent import LoopAgent, LoopLimits
-    from paddock.rollouts.runs import run_batch
-    from paddock.rollouts.shown import summarize
-    from paddock.rollouts.task import Task
-    from paddock.rollouts.taskset import load_tasks
+    from paddock.rollouts.api import run_batch
+    from paddock.tasks.task import Task
+    from paddock.tasks.taskset import load_tasks
 
-    chosen = [task for spec in tasks for task in load_tasks(spec)] + ([Task(prompt)] if prompt else [])
+    chosen = [task for spec in tasks for task in load_tasks(spec, set_options(registry))] + (
+        [Task(prompt)] if prompt else []
+    )
     if not chosen:
         raise ConfigError("no task is given", hint="name a TASK, or say --prompt what to do")
-    refuse_what_is_idle(options["agent"], options["mode"], scored=any(task.is_scored for task in chosen))
+    chosen = select_tasks(chosen, pattern=pattern, shard=shard, limit=limit)
+    refuse_unused_options(options["agent"], options["mode"], scored=any(task.is_scored for task in chosen))
     refuse_vllm_url(options["model"])
-    if env is not None:
-        options |= {"env": find_environment(env), "env_name": None if is_url(env) else env}
-    if options["agent"] == LoopAgent.name:
-        load_agent(LoopAgent.name, driver=options.pop("driver"))
-        options["agent"] = LoopAgent(LoopLimits(steps=max_steps))
-    budget = Budget(
-        calls=max_calls,
-        completion_tokens=options.pop("max_completion_tokens"),
-        max_tokens_per_call=max_tokens,
-    )
-    consent = options.pop("unsafe")
-    options["engine"] = choose_engine(
+    values: dict[str, Any] = {}
+    if (env := options["env"]) is not None:
+        values |= {"env": find_environment(env), "env_name": None if is_url(env) else env}
+    values["engine"] = choose_engine(
         options["engine"],
-        address=options.pop("ray_address"),
-        cpus=options.pop("rollout_cpus"),
-        memory=options.pop("rollout_memory"),
-        custom=options.pop("rollout_resources"),
-        per_node=options.pop("rollouts_per_node"),
+        address=ray_address,
+        cpus=rollout_cpus,
+        memory=rollout_memory,
+        custom=rollout_resources,
+        per_node=rollouts_per_node,
     )
-    batch_id = name_batch(options)
-    work = partial(run_batch, chosen, budget=budget, consent=consent, **options)
-    return watched(work, batch_id, total=len(chosen) * options["n"], as_json=as_json, shown=summarize)
+    config = name_batch(read_field_options(RunConfig, options, **values))
+    return run_with_progress(
+        partial(run_batch, chosen, config), config, total=len(chosen) * config.n, as_json=as_json
+    )
 
 
-def watched(
+def run_with_progress(
     work: Callable[..., Coroutine[Any, Any, BatchResult]],
-    batch_id: str,
+    config: RunConfig,
     *,
     total: int,
     as_json: bool,
-    shown: Callable[[RolloutRecord], dict[str, Any]],
+    to_json: Callable[[RolloutRecord], dict[str, Any]] | None = None,
 ) -> int:
-    """Run a batch before the user's eyes, and tell how it went: the exit code. `work` takes who follows it."""
+    """Run a batch with its progress on stderr, and return the exit code. `work` takes the callbacks of a batch."""
     from paddock.cli.progress import RolloutProgress
+    from paddock.rollouts.rollout_json import summarize
 
     data = sys.stdout
-    begun = False
+    has_begun = False
     # Ray prints its own warnings to the standard output, which is for data only.
-    with redirect_stdout(sys.stderr), RolloutProgress(total=total, words=not as_json) as progress:
+    with redirect_stdout(sys.stderr), RolloutProgress(total=total, lines=not as_json) as progress:
 
-        def settled(record: RolloutRecord) -> None:
+        def settle(record: RolloutRecord) -> None:
             progress.settle(record)
             if as_json:
-                print_json(shown(record), file=data)
+                print_json((to_json or summarize)(record), file=data)
 
         def show(rollout: Rollout) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal has_begun
+            has_begun = True
             progress.show(rollout)
 
-        result = run_until_signal(work(on_change=show, on_settled=settled, log=progress.say))
+        result = run_until_signal(work(on_change=show, on_settled=settle, log=progress.log))
     if result is None:
-        if not begun:
-            complain("interrupted before a rollout had begun")
+        if not has_begun:
+            print_error("interrupted before a rollout had begun")
             return INTERRUPTED
-        complain("interrupted; what was under way is recorded as cancelled", f"go on with --resume {batch_id}")
+        batch_id = config.resume or config.batch_id
+        print_error("interrupted; what was under way is recorded as cancelled", f"go on with --resume {batch_id}")
         return INTERRUPTED
     report(result, as_json)
     return 0 if all(record.outcome == "ok" for record in result.records) else BROKEN
 
 
-def refuse_what_is_idle(agent: str, mode: str, *, scored: bool) -> None:
-    """Raise ConfigError for an option that this kind of rollout never looks at."""
+def refuse_unused_options(agent: str, mode: str, *, scored: bool) -> None:
+    """Raise ConfigError for an option that this kind of rollout does not use."""
     name = agent.partition(":")[0]
     if name != LOOP:
         refuse_unused("seed", "max_steps", why=f"the agent {name} has no environment", hint="add --agent loop")
@@ -200,7 +171,7 @@ def refuse_what_is_idle(agent: str, mode: str, *, scored: bool) -> None:
         why = "the agent loop works in its environment, and no task has tests to run"
         refuse_unused("sandbox", why=why, hint="leave it out, or give a TASK with tests")
     if mode == BLACK_BOX:
-        why = "--mode black_box hands calls through as they are"
+        why = "--mode black_box passes calls on unchanged"
         refuse_unused("temperature", "top_logprobs", "thinking", why=why, hint="leave it or the mode out")
 
 
@@ -209,51 +180,122 @@ def refuse_vllm_url(model: str) -> None:
         refuse_unused("vllm_url", why="the model is no vllm:// one", hint="give --model vllm://REPO, or leave it out")
 
 
-def name_batch(options: dict[str, Any]) -> str:
-    """The batch to run or to go on with, set in the options. Raises ConfigError if there is none to go on with."""
+def name_batch(config: RunConfig) -> RunConfig:
+    """The config with a name for its batch. Raises ConfigError if there is no batch to go on with."""
     from contextlib import closing
 
     from paddock.rollouts.batch import new_batch_id
-    from paddock.rollouts.resume import check_known
-    from paddock.rollouts.store import Store
+    from paddock.rollouts.resume import check_batch_exists
+    from paddock.store import Store
 
-    resume: str | None = options["resume"]
-    if resume is None:
-        options["batch_id"] = options["batch_id"] or new_batch_id()
-        return str(options["batch_id"])
-    if options["batch_id"] is not None:
-        raise ConfigError("both --resume and --batch-id are given", hint="--resume names the batch already")
+    if config.resume is None:
+        return replace(config, batch_id=config.batch_id or new_batch_id())
     # Before a model is started for it.
-    with closing(Store.open(options["store"])) as kept:
-        check_known(kept, resume)
-    return resume
+    assert not isinstance(config.store, Store)
+    with closing(Store.open(config.store)) as store:
+        check_batch_exists(store, config.resume)
+    return config
 
 
-def choose_engine(name: str, **given: Any) -> str | Engine:
-    """The engine with its resources. Raises ConfigError for those of a cluster where there is none."""
-    told = {option: value for option, value in given.items() if value is not None}
+def choose_engine(name: str, **options: Any) -> str | PlacementBackend:
+    """The placement backend with its resources. Raises ConfigError for those of a cluster where there is none."""
+    chosen = {option: value for option, value in options.items() if value is not None}
     if name != RAY:
-        if told:
+        if chosen:
             raise ConfigError("rollouts of this machine take no options of a cluster", hint="add --engine ray")
         return name
     from paddock.scale.cluster import Resources
     from paddock.scale.rollouts import RayEngine
 
-    resources = Resources.read(told.get("cpus", 1.0), told.get("memory"), told.get("custom"))
-    return RayEngine(told.get("address"), resources, told.get("per_node"))
+    resources = Resources.read(chosen.get("cpus", 1.0), chosen.get("memory"), chosen.get("custom"))
+    return RayEngine(chosen.get("address"), resources, chosen.get("per_node"))
 
 
 def is_url(environment: str) -> bool:
     return environment.startswith(("http://", "https://"))
 
 
-def find_environment(named: str) -> str | Callable[[], Any]:
-    """A URL as it is, a target as what makes its environments."""
-    if is_url(named):
-        return named
+def find_environment(target: str) -> str | Callable[[], Any]:
+    """A URL as it is, another target as what makes its environments."""
+    if is_url(target):
+        return target
     from paddock.targets import load_target
 
-    return load_target(named)[0]
+    return load_target(target)[0]
+
+
+@command.command("fork")
+@click.argument("rollout_id", metavar="ID")
+@click.option("--at", required=True, metavar="CALL", help="The first call that is sampled live: c5, or 5.")
+@click.option("-n", "--repeat", "n", default=1, show_default=True, type=click.IntRange(min=1), help="Forks to run.")
+@click.option("--parallel", default=2, show_default=True, type=click.IntRange(min=1), help="Forks at a time.")
+@click.option("--model", help="Another model, as in `paddock rollout`.")
+@click.option("--model-name", help="The name of the model at its URL.")
+@click.option("--temperature", type=click.FloatRange(min=0), help="Another temperature of the live calls.")
+@click.option("--agent-timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds for the agent.")
+@click.option(
+    "--policy",
+    type=click.Choice(FIDELITY_POLICIES),
+    default="tolerant",
+    show_default=True,
+    help="strict: stop at the first request that differs. tolerant: go on while the conversation has the same shape.",
+)
+@click.option(
+    "--edit",
+    "edit_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A JSON file with another answer at CALL, or another tool result before it.",
+)
+@click.option("--task", "task_spec", help="The task, if the rollout was recorded without it.")
+@click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
+@click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each fork, as it ends.")
+def fork_command(
+    rollout_id: str,
+    at: str,
+    n: int,
+    parallel: int,
+    policy: FidelityPolicy,
+    edit_file: Path | None,
+    task_spec: str | None,
+    unsafe: bool,
+    store: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Run forks of rollout ID: replay its calls before CALL, and continue live from there.
+
+    Task, agent and settings are those of the recorded rollout. The replayed calls cost no model tokens, and are not
+    trained on again.
+    """
+    from paddock.rollouts.batch import new_batch_id
+    from paddock.rollouts.fork import fork
+
+    batch_id = new_batch_id()
+    fields = {name: value for name, value in options.items() if value is not None}
+    fields |= {"parallel": parallel, "batch_id": batch_id, "store": store}
+    if unsafe:
+        fields["consent"] = True
+    task = None if task_spec is None else load_one_task(task_spec)
+    edit = None if edit_file is None else read_edit_file(edit_file)
+    work = partial(fork, rollout_id, at=at, n=n, policy=policy, edit=edit, task=task, **fields)
+    return run_with_progress(work, RunConfig(model="", batch_id=batch_id), total=n, as_json=as_json)
+
+
+def load_one_task(spec: str) -> Task:
+    from paddock.tasks.taskset import load_tasks
+
+    tasks = list(load_tasks(spec))
+    if len(tasks) != 1:
+        raise ConfigError(f"{spec} holds {len(tasks)} tasks", hint="name one task")
+    return tasks[0]
+
+
+def read_edit_file(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}", hint='write {"answer": {"content": "…"}}') from error
 
 
 @command.command("reverify")
@@ -278,10 +320,10 @@ def reverify_command(
     as_json: bool,
 ) -> int:
     """Score the sealed work folder of rollout ID again, without the agent. The first score is kept."""
-    from paddock.rollouts.runs import reverify
+    from paddock.rollouts.api import reverify
 
-    files = read_tests(tests, task_spec, sandbox)
-    work = reverify(rollout_id, files, store=store, sandbox=sandbox, consent=unsafe, timeout=timeout)
+    files, task = read_tests(tests, task_spec)
+    work = reverify(rollout_id, files, store=store, task=task, sandbox=sandbox, consent=unsafe, timeout=timeout)
     verdict = run_async(work)
     if as_json:
         print_json(
@@ -301,30 +343,24 @@ def reverify_command(
     return 0 if verdict.reward.value is not None else BROKEN
 
 
-def read_tests(tests: Path | None, task_spec: str | None, sandbox: str) -> dict[str, bytes]:
-    """The verifier's files, from a folder, from one script, or from a task."""
-    from paddock.rollouts.task_needs import check_can_run
-    from paddock.rollouts.taskset import load_tasks
-
+def read_tests(tests: Path | None, task_spec: str | None) -> tuple[dict[str, bytes], Task | None]:
+    """The verifier's files, from a folder, from one script, or from a task, and that task."""
     if (tests is None) == (task_spec is None):
         raise ConfigError("say which tests to use", hint="give --tests FOLDER, or --task TASK")
     if task_spec is not None:
-        found = load_tasks(task_spec)
-        if len(found) != 1:
-            raise ConfigError(f"{task_spec} holds {len(found)} tasks", hint="name one task")
-        check_can_run(found[0], sandbox)
-        return dict(found[0].tests)
+        task = load_one_task(task_spec)
+        return dict(task.tests), task
     assert tests is not None
     if tests.is_file():
-        return {"test.sh": tests.read_bytes()}
+        return {"test.sh": tests.read_bytes()}, None
     files = {str(path.relative_to(tests)): path.read_bytes() for path in tests.rglob("*") if path.is_file()}
     if "test.sh" not in files:
         raise TaskError(f"{tests} has no test.sh", hint="its test.sh is what gets run")
-    return files
+    return files, None
 
 
 def run_until_signal(work: Coroutine[Any, Any, BatchResult]) -> BatchResult | None:
-    """The result, or None after Ctrl-C or SIGTERM, once everything under way has been put away."""
+    """The result, or None after Ctrl-C or SIGTERM, once every rollout has ended as cancelled."""
 
     async def guarded() -> BatchResult | None:
         task = asyncio.ensure_future(work)
@@ -379,11 +415,11 @@ def print_tables(result: BatchResult) -> None:
 
 def reasons(result: BatchResult) -> dict[str, list[str]]:
     """What went wrong, each once, and in which rollouts."""
-    found: dict[str, list[str]] = {}
+    ids: dict[str, list[str]] = {}
     for record in result.records:
         if record.error or record.reward is None:
-            found.setdefault(str(record.error or record.reward_reason), []).append(record.rollout_id)
-    return found
+            ids.setdefault(str(record.error or record.reward_reason), []).append(record.rollout_id)
+    return ids
 
 
 def group_table(result: BatchResult) -> Any:

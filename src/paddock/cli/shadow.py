@@ -1,4 +1,4 @@
-"""Whether `import paddock` loads our package, or one that somebody else installed under the same name."""
+"""Whether `import paddock` loads our package, or another one of the same name that shadows it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from paddock.distribution import NAME, VERSION
 IMPORT_NAME = "paddock"
 PACKAGE = Path(__file__).resolve().parents[1]
 LOOKUP_SECONDS = 10.0
-LOOKUP = (
-    f"import importlib.util; found = importlib.util.find_spec({IMPORT_NAME!r}); print(found and found.origin or '')"
-)
+LOOKUP = f"import importlib.util; spec = importlib.util.find_spec({IMPORT_NAME!r}); print(spec and spec.origin or '')"
 
 
 def find_shadow() -> tuple[str, str] | None:
-    """What stands in the place of our package, and what to do about it. None if `import paddock` loads ours."""
+    """What shadows our package, and what to do about it. None if `import paddock` loads ours."""
     foreign = foreign_distributions()
     if foreign:
         names = ", ".join(f"{name} {version}" for name, version in foreign.items())

@@ -1,7 +1,8 @@
-"""`paddock trace list|show|view|export`: what the store knows of rollouts."""
+"""`paddock trace list|show|view|export`: rollouts in the store."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,22 +12,28 @@ import click
 
 from paddock.cli import note, print_json
 from paddock.cli.trace_export import command as export_command
-from paddock.errors import StoreError
+from paddock.errors import SandboxError, StoreError
 
 if TYPE_CHECKING:
-    from paddock.rollouts.record import RolloutRecord
-    from paddock.rollouts.store import Store
-    from paddock.rollouts.trace import Call
+    from collections.abc import Mapping
+
+    from paddock.capture.trace import Call
+    from paddock.store import Store
+    from paddock.store.record import RolloutRecord
 
 store_option = click.option(
     "--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE."
 )
-SHOWN = 600
+SHOWN_CONNECTIONS = 50
+LOG_CHARACTERS = 600
+"""How many characters of the end of a log `show` prints."""
+LISTED_FILES = 20
+CALL_COLUMNS = ("role", "caller", "prompt", "sampled", "finish", "seconds", "parent", "says")
 
 
 @click.group("trace")
 def command() -> None:
-    """Look at rollouts, and take them out of the store."""
+    """Look at rollouts, and export them."""
 
 
 @command.command("list")
@@ -42,11 +49,11 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def list_command(store: Path | None, limit: int, as_json: bool, **filters: Any) -> int:
     """List rollouts, the newest first."""
-    from paddock.rollouts.shown import summarize
+    from paddock.rollouts.rollout_json import summarize
 
-    with opened(store) as kept:
-        records = list(kept.list(limit=limit, **filters))
-        total = kept.count(**filters)
+    with open_store(store) as opened:
+        records = list(opened.list(limit=limit, **filters))
+        total = opened.count(**filters)
     if as_json:
         for record in records:
             print_json(summarize(record))
@@ -55,29 +62,39 @@ def list_command(store: Path | None, limit: int, as_json: bool, **filters: Any) 
     if total > len(records):
         note(f"{len(records)} of {total} shown; --limit shows more")
     if not total and not as_json:
-        chosen = [f"--{name.removesuffix('_id')} {value}" for name, value in filters.items() if value]
-        made = "the store holds no rollouts; paddock rollout TASK --model … makes some"
-        note(f"no rollout matches {' '.join(chosen)}" if chosen else made)
+        options = [f"--{name.removesuffix('_id')} {value}" for name, value in filters.items() if value]
+        empty = "the store holds no rollouts; paddock rollout TASK --model … makes some"
+        note(f"no rollout matches {' '.join(options)}" if options else empty)
     return 0
 
 
 @command.command("show")
 @click.argument("rollout_id", metavar="ID")
 @store_option
+@click.option(
+    "--artifacts", "folder", type=click.Path(path_type=Path), help="Write the artifacts to this new folder, too."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
-def show_command(rollout_id: str, store: Path | None, as_json: bool) -> int:
+def show_command(rollout_id: str, store: Path | None, folder: Path | None, as_json: bool) -> int:
     """Show one rollout: how it ended, and each of its calls. A unique beginning of the id is enough."""
-    from paddock.rollouts.shown import rollout_to_json
+    from paddock.rollouts.rollout_json import rollout_to_json
 
-    with opened(store) as kept:
-        record = found(kept, rollout_id)
-        calls = kept.calls(record.rollout_id)
-        events = kept.events(record.rollout_id)
-        scores = kept.scores(record.rollout_id)
+    with open_store(store) as opened:
+        record = find_record(opened, rollout_id)
+        if folder is not None:
+            write_artifacts(opened, record, folder)
+        calls = opened.calls(record.rollout_id)
+        events = opened.events(record.rollout_id)
+        scores = opened.scores(record.rollout_id)
     if as_json:
         print_json(rollout_to_json(record, calls, events, scores))
         return 0
     print_record(record)
+    print_sandbox(record)
+    for _, event in events:
+        if event.kind == "warning":
+            click.echo(f"warning: {event.data.get('warning')}")
+    print_logs(record)
     print_calls(calls)
     return 0
 
@@ -91,27 +108,50 @@ def view_command(rollout_id: str, store: Path | None, no_open: bool, as_json: bo
     """Look at one rollout in the browser. A unique beginning of the id is enough."""
     from paddock.cli.view import view
 
-    with opened(store) as kept:
-        name = found(kept, rollout_id).rollout_id
-    view(store, opens=not no_open, as_json=as_json, place=f"#/rollouts/{name}")
+    with open_store(store) as opened:
+        name = find_record(opened, rollout_id).rollout_id
+    view(store, open_browser=not no_open, as_json=as_json, fragment=f"#/rollouts/{name}")
 
 
 command.add_command(export_command)
 
 
-def opened(store: Path | None) -> Any:
-    from contextlib import closing
+def open_store(folder: Path | None) -> Store:
+    from paddock.store import Store
 
-    from paddock.rollouts.store import Store
-
-    return closing(Store.open(store, read_only=True))
+    return Store.open(folder, read_only=True)
 
 
-def found(store: Store, rollout_id: str) -> RolloutRecord:
+def find_record(store: Store, rollout_id: str) -> RolloutRecord:
     record = store.get(rollout_id)
     if record is None:
         raise StoreError(f"there is no rollout {rollout_id!r}", hint="paddock trace list shows them")
     return record
+
+
+def write_artifacts(store: Store, record: RolloutRecord, folder: Path) -> None:
+    """Unpack the artifacts of a rollout below a folder that is new or empty. Raises StoreError."""
+    from paddock.sandbox.guest.files import unpack_folder
+
+    if record.artifact_blob is None:
+        raise StoreError(
+            f"rollout {record.rollout_id} has no artifacts", hint="docs/tasks.md says which files are kept"
+        )
+    archive = store.get_blob(record.artifact_blob)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise StoreError(f"{folder} is not empty", hint="name a new folder")
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be written to: {error.strerror}", hint="name a new folder") from error
+    try:
+        unpack_folder(descriptor, (), archive, top=None)
+    except SandboxError as error:
+        raise StoreError(f"the artifacts cannot be written to {folder}: {error}", hint=error.hint) from error
+    finally:
+        os.close(descriptor)
+    note(f"{len(record.artifacts)} files written to {folder}")
 
 
 def print_list(records: list[RolloutRecord]) -> None:
@@ -144,17 +184,78 @@ def print_record(record: RolloutRecord) -> None:
         "task": record.task_id,
         "agent": f"{record.agent} ({record.driver}) in {record.sandbox}",
         "model": record.model,
+        **describe_fork(record),
         "outcome": f"{record.outcome or record.stage}" + (f": {record.error}" if record.error else ""),
         "reward": reward,
+        "verifier": ": ".join(str(record.verifier[key]) for key in ("mode", "reason") if record.verifier.get(key)),
         "stages": stages,
         "calls": f"{record.calls}, {record.trainable_calls} trainable; capture level {record.level}",
-        "files": ", ".join(record.workdir_files[:20]),
+        "files": ", ".join(record.workdir_files[:LISTED_FILES]),
+        "artifacts": ", ".join(str(file["path"]) for file in record.artifacts[:LISTED_FILES]),
     }
     for name, value in lines.items():
-        click.echo(f"{name + ':':<9}{value}")
-    for name, text in (("verifier", record.verifier_stdout + record.verifier_stderr), ("agent", record.agent_log)):
+        if value or name not in ("verifier", "artifacts"):
+            click.echo(f"{name + ':':<11}{value}")
+    for step in record.steps:
+        click.echo(f"step {step['name']}: {describe_step(step)}")
+
+
+def print_sandbox(record: RolloutRecord) -> None:
+    """Where it ran: the image, how its limits were enforced, and what it connected to."""
+    lines = {
+        "image": image_text(record.image),
+        "tests on": image_text(record.verifier_image),
+        "users": record.user_ids,
+        "limits": f"\n{'':<11}".join(f"{name}: {how}" for name, how in record.limits.items()),
+    }
+    for name, value in lines.items():
+        if value:
+            click.echo(f"{name + ':':<11}{value}")
+    for connection in record.connections[:SHOWN_CONNECTIONS]:
+        click.echo(f"network:   {connection['phase']}: {connection_text(connection)}")
+    if len(record.connections) > SHOWN_CONNECTIONS:
+        click.echo(f"network:   {len(record.connections) - SHOWN_CONNECTIONS} more connections; --json has all")
+
+
+def print_logs(record: RolloutRecord) -> None:
+    verifier = record.verifier_stdout + record.verifier_stderr
+    for name, text in (("build", record.build_log), ("verifier", verifier), ("agent", record.agent_log)):
         if text.strip():
-            click.echo(f"\n--- {name}, last words ---\n{text.strip()[-SHOWN:]}")
+            click.echo(f"\n--- {name}, last words ---\n{text.strip()[-LOG_CHARACTERS:]}")
+
+
+def image_text(image: dict[str, Any]) -> str:
+    return " ".join(str(image[name]) for name in ("name", "digest", "platform") if image.get(name))
+
+
+def connection_text(connection: dict[str, Any]) -> str:
+    place = f"{connection['host']}:{connection['port']}"
+    if not connection["allowed"]:
+        return f"{place} refused: {connection['reason']}"
+    sizes = f"sent {connection['sent_bytes']} bytes, received {connection['received_bytes']}"
+    return f"{place} allowed, {sizes}" + (f": {connection['reason']}" if connection["reason"] else "")
+
+
+def describe_step(step: Mapping[str, Any]) -> str:
+    """How a step of a task went, on one line."""
+    if step["started_at"] is None:
+        return str(step["reward_reason"])
+    reward = f"reward {step['reward']:g}" if step["reward"] is not None else f"no reward: {step['reward_reason']}"
+    ending = f"{step['outcome'] or 'not ended'}{': ' + step['error'] if step['error'] else ''}"
+    seconds = "" if step["seconds"] is None else f", {step['seconds']:.1f} s"
+    mode = f", {step['verifier']['mode']} tests" if step["verifier"] else ""
+    code = "" if step["exit_code"] is None else f", exit code {step['exit_code']}"
+    return f"{ending}, {reward}{seconds}{code}{mode}, {step['calls']} calls"
+
+
+def describe_fork(record: RolloutRecord) -> dict[str, str]:
+    """The line about the rollout that this one replayed; none if it replayed none."""
+    if not record.fork:
+        return {}
+    fidelity = record.fork.get("fidelity") or {}
+    place = "its last call" if record.fork.get("at") is None else f"c{record.fork['at']}"
+    state = f"; {fidelity['replayed_calls']} calls replayed, {fidelity['state']}" if fidelity else ""
+    return {"replays": f"{record.fork['source']} up to {place}{state}"}
 
 
 def print_calls(calls: list[Call]) -> None:
@@ -163,13 +264,15 @@ def print_calls(calls: list[Call]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("call", "role", "caller", "prompt", "sampled", "finish", "seconds", "parent", "says"):
+    has_steps = any(call.step for call in calls)
+    for name in ("call", *(["step"] if has_steps else []), *CALL_COLUMNS):
         table.add_column(name, justify="right" if name in ("prompt", "sampled", "seconds") else "left")
     for call in calls:
         seconds = "" if call.ended is None else f"{call.ended - call.started:.2f}"
         parent = "" if call.parent is None else f"{call.parent} +{call.shared_tokens}"
         table.add_row(
             call.id,
+            *([call.step] if has_steps else []),
             call.role,
             call.caller,
             str(len(call.prompt_token_ids)),
@@ -177,18 +280,18 @@ def print_calls(calls: list[Call]) -> None:
             Text(call.error or call.finish_reason or ""),
             seconds,
             parent,
-            Text(gist(call)),
+            Text(summarize_answer(call)),
         )
     click.echo()
     Console(width=None if sys.stdout.isatty() else 160).print(table)
-    for told in dict.fromkeys((call.temperature, call.logprobs_kind) for call in calls):
-        click.echo(f"temperature: {'left to the endpoint' if told[0] is None else told[0]}, {told[1]} logprobs")
+    for temperature, kind in dict.fromkeys((call.temperature, call.logprobs_kind) for call in calls):
+        click.echo(f"temperature: {'left to the endpoint' if temperature is None else temperature}, {kind} logprobs")
     for call in calls:
         if call.caller == "foreign":
             click.echo(f"{call.id}: {call.untrainable_because}")
 
 
-def gist(call: Call) -> str:
+def summarize_answer(call: Call) -> str:
     """The beginning of what was sampled: the text, or the tools it called."""
     tools = [str((tool.get("function") or {}).get("name")) for tool in call.message.get("tool_calls") or []]
     text = str(call.message.get("content") or "").strip().replace("\n", " ")

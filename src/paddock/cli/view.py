@@ -12,7 +12,7 @@ import click
 
 from paddock.cli import note, print_json
 from paddock.cli.interrupts import raise_on_interrupt, run_async
-from paddock.config import read_variables
+from paddock.config import PADDOCK_AUTH_TOKEN
 from paddock.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ from paddock.errors import ConfigError
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
 def command(store: Path | None, host: str, port: int, auth_token: str | None, no_open: bool, as_json: bool) -> None:
     """Look at rollouts in the browser: while they run and afterwards, down to each token."""
-    view(store, host, port, auth_token, opens=not no_open, as_json=as_json)
+    view(store, host, port, auth_token, open_browser=not no_open, as_json=as_json)
 
 
 def view(
@@ -34,35 +34,34 @@ def view(
     port: int = 0,
     auth_token: str | None = None,
     *,
-    opens: bool = True,
+    open_browser: bool = True,
     as_json: bool = False,
-    place: str = "",
+    fragment: str = "",
 ) -> None:
-    """Serve the page until Ctrl-C. `place` is what the browser opens it at, such as `#/rollouts/ID`."""
+    """Serve the page until Ctrl-C. `fragment` is where the browser opens it, such as `#/rollouts/ID`."""
     from paddock.config import Access
-    from paddock.rollouts.store import Store
-    from paddock.web.app import create_view_app
-    from paddock.web.run import serve_page
-    from paddock.web.shelf import Shelf
+    from paddock.store import Store
+    from paddock.web.mounts import create_view_app, serve_page
+    from paddock.web.read_store import ReadStore
 
-    shelf = Shelf(store)
-    if store is not None and not shelf.exists:
+    read_store = ReadStore(store)
+    if store is not None and not read_store.exists:
         raise ConfigError(
             f"there is no store in {store}", hint="paddock rollout makes one; without --store the usual one is shown"
         )
-    # Before anybody looks: the usual store is made if it is missing, and a broken one is told here.
-    Store.open(shelf.folder, read_only=shelf.exists).close()
-    shelf.check()
-    token = auth_token or read_variables().auth_token or secrets.token_urlsafe(24)
-    app = create_view_app(shelf, Access(token=token))
+    # The default store is created if it is missing, and a broken store is reported before the page is served.
+    Store.open(read_store.folder, read_only=read_store.exists).close()
+    read_store.check()
+    token = auth_token or PADDOCK_AUTH_TOKEN.read() or secrets.token_urlsafe(24)
+    app = create_view_app(read_store, Access(token=token))
 
     def announce(url: str) -> None:
-        address = f"{url}/web/?token={quote(token, safe='')}{place}"
+        address = f"{url}/web/?token={quote(token, safe='')}{fragment}"
         if as_json:
-            print_json({"url": address, "store": str(shelf.folder)})
+            print_json({"url": address, "store": str(read_store.folder)})
             sys.stdout.flush()
-        note(f"the page over {shelf.folder}: {address}   stop: Ctrl-C")
-        if opens and sys.stderr.isatty():
+        note(f"the page over {read_store.folder}: {address}   stop: Ctrl-C")
+        if open_browser and sys.stderr.isatty():
             webbrowser.open(address)
 
     raise_on_interrupt()
@@ -72,14 +71,14 @@ def view(
 def write_page(store: Path | None, rollout_ids: tuple[str, ...], out: Path | None) -> int:
     """Write one rollout as a file that opens without a server; into a folder, under its id."""
     from paddock.config import Access
-    from paddock.web.app import Page, Parts
-    from paddock.web.shelf import Shelf
+    from paddock.web.app import Page, PageSources
+    from paddock.web.read_store import ReadStore
 
     if len(rollout_ids) != 1:
         raise ConfigError("a page shows one rollout", hint="give one ID; paddock trace list shows them")
-    page = Page(Parts(Shelf(store)), Access())
+    page = Page(PageSources(ReadStore(store)), Access())
     try:
-        name, content = run_async(page.shared(rollout_ids[0]))
+        name, content = run_async(page.render_share(rollout_ids[0]))
     finally:
         page.close()
     if out is None:

@@ -1,7 +1,8 @@
-"""The client: an episode behind `reset`, `step` and `state`, tools behind `tools` and `call_tool`.
+"""The client: `reset`, `step` and `state` for an episode, `tools` and `call_tool` for tools.
 
-Speaks to Paddock, to OpenEnv's own servers, or to an environment class in this process. Dicts in and
-dicts out, or typed observations if it is told (or, in memory, knows) their types.
+A request is a dict. A transport (`client/transports/`) carries it to one session: over WebSocket, over HTTP, or to an
+environment class in this process. The transport handles connections, reconnects and deadlines. The server may be
+Paddock's or OpenEnv's. Observations are dicts, or models if the client knows their classes.
 """
 
 from __future__ import annotations
@@ -10,48 +11,30 @@ import asyncio
 import itertools
 import warnings
 from dataclasses import replace
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ValidationError
-
-from paddock.client.outgoing import authorization, fields_of
 from paddock.client.ownership import Ownership
-from paddock.client.policy import Reconnect, Timeouts
-from paddock.errors import (
-    ConfigError,
-    DeadlineExceeded,
-    InvalidMessage,
-    PaddockError,
-    ServerError,
-    SessionError,
-    ToolFailure,
-    from_wire,
-    tool_error_class,
-)
-from paddock.protocol import jsonrpc, mcp
+from paddock.client.reconnect import Reconnect, Timeouts
+from paddock.client.replies import as_model, call_result, rpc_error, step_result, text_of
+from paddock.client.requests import action_fields, authorization
+from paddock.client.transports import ConnectOptions, make_transport
+from paddock.errors import ConfigError, DeadlineExceeded, ToolFailure
+from paddock.retry import Deadline
 from paddock.types import CallResult, StepResult, ToolInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
+
+    from pydantic import BaseModel
 
     from paddock.client.transports import Transport
 
 ObservationT = TypeVar("ObservationT")
-KNOWN_TO_ALL = frozenset(("seed", "episode_id"))
-SERVER_ERROR = -32000
-"""The first of the numbers that JSON-RPC leaves to servers."""
-BY_NUMBER: dict[Any, type[PaddockError]] = {
-    jsonrpc.PARSE_ERROR: ServerError,
-    jsonrpc.INVALID_REQUEST: SessionError,
-    jsonrpc.METHOD_NOT_FOUND: ServerError,
-    SERVER_ERROR: ServerError,
-}
-"""For servers that give only a number. INVALID_REQUEST means the session refused: our requests are well formed."""
+COMMON_RESET_ARGUMENTS = frozenset(("seed", "episode_id"))
 
 
 class UnknownResetArgument(UserWarning):
-    """An argument of `reset` that the environment will pass by: often a typing error."""
+    """An argument of `reset` that the environment ignores. Often it is a typing error."""
 
 
 class Client(Generic[ObservationT]):
@@ -79,27 +62,27 @@ class Client(Generic[ObservationT]):
         self._observation: Any = observation
         self._reset_observation: Any = observation
         self._state: Any = state
-        self._calls = itertools.count(1)
+        self._call_numbers = itertools.count(1)
         self._ownership = Ownership()
-        self._reset_takes: frozenset[str] | None = None
-        """Names that `reset` takes; None if any. Known once `_asked_about_reset`."""
-        self._asked_about_reset = False
+        self._reset_schema: dict[str, Any] | None = None
+        """The JSON Schema of `reset`, fetched when first needed; empty if the server publishes none."""
         self._transport: Transport
-        if isinstance(target, str):
-            given = {**authorization(token), **(headers or {})}
-            self._transport = _transport_for(
-                target, transport, given, self.timeouts, reconnect, queue_timeout=queue_timeout, on_queue=on_queue
-            )
-        else:
+        if not isinstance(target, str):
             _refuse_in_memory(
                 token=token, headers=headers, reconnect=reconnect, queue_timeout=queue_timeout, on_queue=on_queue,
                 transport=None if transport == "ws" else transport,
             )  # fmt: skip
             self._transport = self._in_memory(target)
+        elif isinstance(transport, str):
+            all_headers = {**authorization(token), **(headers or {})}
+            options = ConnectOptions(all_headers, self.timeouts, reconnect or Reconnect(), queue_timeout, on_queue)
+            self._transport = make_transport(transport, target, options)
+        else:
+            self._transport = transport
 
     @classmethod
     async def connect(cls, target: str | Callable[[], Any], **options: Any) -> Self:
-        """A client that is connected already. Raises ConnectFailed."""
+        """Make a client and connect it. Raises ConnectFailed."""
         return await cls(target, **options).__aenter__()
 
     async def __aenter__(self) -> Self:
@@ -107,7 +90,7 @@ class Client(Generic[ObservationT]):
         try:
             await self._transport.open()
         except BaseException:
-            # It holds nothing, so it may be tried again anywhere.
+            # Nothing was opened, so the client does not belong to this event loop yet.
             self._ownership.release(None)
             raise
         return self
@@ -120,27 +103,27 @@ class Client(Generic[ObservationT]):
         return self._transport
 
     async def reset(self, /, *, timeout: float | None = None, **arguments: Any) -> StepResult[ObservationT]:
-        """Begin a new episode, also after the last one was lost."""
+        """Begin a new episode. If the session was lost, a new one is opened. Raises what `step` raises."""
         self._check_owner()
         limit = self.timeouts.request if timeout is None else timeout
-        if unusual := arguments.keys() - KNOWN_TO_ALL:
-            limit = await self._warn_of_unknown(unusual, limit)
+        if uncommon := arguments.keys() - COMMON_RESET_ARGUMENTS:
+            limit = await self._warn_of_unknown(uncommon, limit)
         reply = await self._transport.request({"type": "reset", "data": arguments}, limit)
         return self._result(reply["data"], self._reset_observation)
 
     async def step(self, action: Any, *, timeout: float | None = None) -> StepResult[ObservationT]:
-        """Act. `action` is a dict or an action model.
+        """Apply an action, which is a dict or an action model.
 
-        Raises InvalidMessage for an action that does not fit (nothing was done), EnvironmentFailure if
-        the environment failed, EpisodeLost if the connection dropped for good.
+        Raises InvalidMessage for an action that does not fit (it was not executed), EnvironmentFailure if the
+        environment failed, EpisodeLost if the connection dropped and the session could not be resumed.
         """
-        reply = await self._request({"type": "step", "data": fields_of(action)}, timeout)
+        reply = await self._request({"type": "step", "data": action_fields(action)}, timeout)
         return self._result(reply["data"], self._observation)
 
     async def state(self, *, timeout: float | None = None) -> Any:
         """The state of the episode, as a dict or the `state` model. Raises InvalidMessage if it does not fit."""
         data = (await self._request({"type": "state"}, timeout))["data"]
-        return data if self._state is None else _as_model(self._state, data, "state")
+        return data if self._state is None else as_model(self._state, data, "state")
 
     async def tools(self, *, timeout: float | None = None) -> list[ToolInfo]:
         """The tools of the environment."""
@@ -155,15 +138,16 @@ class Client(Generic[ObservationT]):
         ]
 
     async def call_tool(self, name: str, /, **arguments: Any) -> CallResult:
-        """Call a tool: its value, and the reward and end of the episode that the call brought.
+        """Call a tool. Returns its value, its reward, and whether it ended the episode.
 
-        Every keyword is the tool's, so the deadline is `timeouts.request`; `asyncio.timeout` around the call sets a
-        shorter one, and stops the tool. Raises ToolFailure if the call failed, ToolNotFound or InvalidToolArguments
-        if the server says that it was that, SessionError if the session takes no call, and what `step` raises.
+        All keywords are arguments of the tool, so there is no `timeout`: the deadline is `timeouts.request`. Use
+        `asyncio.timeout` around the call for a shorter one; it also cancels the tool. Raises ToolFailure if the call
+        failed (its subclasses ToolNotFound and InvalidToolArguments if the server says so), SessionError if the
+        session accepts no calls, and what `step` raises.
         """
         result = await self._call("tools/call", {"name": name, "arguments": arguments}, None)
         if result.get("isError") or result.get("is_error"):
-            raise ToolFailure(_text_of(result), tool_name=name)
+            raise ToolFailure(text_of(result), tool_name=name)
         return call_result(result)
 
     async def schema(self) -> dict[str, Any]:
@@ -173,122 +157,70 @@ class Client(Generic[ObservationT]):
         return schemas
 
     async def metadata(self) -> dict[str, Any]:
+        """Name, version and description of the environment."""
         self._check_owner()
-        described: dict[str, Any] = await self._transport.fetch("/metadata")
-        return described
+        metadata: dict[str, Any] = await self._transport.fetch("/metadata")
+        return metadata
 
     async def close(self) -> None:
         """End the session."""
         if self._ownership.release(getattr(self._transport, "abandon", None)):
             await self._transport.close()
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- helpers ----------------------------------------------------------------------------------
 
     def _check_owner(self) -> None:
-        """A transport that the caller made may know no `abandon`: then it is the caller's to let go of."""
+        """Raises ClientError in another event loop or process. A custom transport may have no `abandon`."""
         self._ownership.check(self, getattr(self._transport, "abandon", None))
 
-    async def _request(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+    def _request(self, message: dict[str, Any], timeout: float | None) -> Awaitable[dict[str, Any]]:
         self._check_owner()
-        return await self._transport.request(message, self.timeouts.request if timeout is None else timeout)
+        return self._transport.request(message, self.timeouts.request if timeout is None else timeout)
 
     async def _call(self, method: str, params: dict[str, Any], timeout: float | None) -> Any:
-        call = {"jsonrpc": "2.0", "id": next(self._calls), "method": method, "params": params}
+        call = {"jsonrpc": "2.0", "id": next(self._call_numbers), "method": method, "params": params}
         response = (await self._request({"type": "mcp", "data": call}, timeout))["data"]
         if "error" in response:
-            raise _rpc_error(response["error"], params.get("name"))
+            raise rpc_error(response["error"], params.get("name"))
         return response["result"]
 
-    def _result(self, data: dict[str, Any], kind: Any) -> StepResult[ObservationT]:
-        result = result_of(data)
-        if kind is None:
+    def _result(self, data: dict[str, Any], observation: Any) -> StepResult[ObservationT]:
+        result = step_result(data)
+        if observation is None:
             return result
-        whole = {**result.observation, "reward": result.reward, "done": result.done}
-        return replace(result, observation=_as_model(kind, whole, "observation"))
+        fields = {**result.observation, "reward": result.reward, "done": result.done}
+        return replace(result, observation=as_model(observation, fields, "observation"))
 
     def _in_memory(self, make: Callable[[], Any]) -> Transport:
         from paddock.client.transports.memory import MemoryTransport
 
         transport = MemoryTransport(make)
-        blueprint = transport.blueprint
-        if self._observation is None and blueprint.tools is None:
-            self._observation = blueprint.observation_type
-            self._reset_observation = blueprint.reset_observation_type
-            self._state = self._state or blueprint.state_type
+        spec = transport.spec
+        if self._observation is None and spec.tools is None:
+            self._observation = spec.observation_type
+            self._reset_observation = spec.reset_observation_type
+            self._state = self._state or spec.state_type
         return transport
 
-    async def _warn_of_unknown(self, given: set[str], timeout: float | None) -> float | None:
-        """Say which arguments the environment does not know, where the server publishes what it knows.
-
-        Returns what is left of the time.
-        """
-        began = monotonic()
-        if not self._asked_about_reset:
+    async def _warn_of_unknown(self, names: set[str], timeout: float | None) -> float | None:
+        """Warn of arguments that the server does not list among those of `reset`. Returns the seconds left."""
+        deadline = None if timeout is None else Deadline(timeout)
+        if self._reset_schema is None:
             try:
                 async with asyncio.timeout(timeout):
-                    described = (await self._transport.fetch("/schema")).get("reset")
+                    self._reset_schema = (await self._transport.fetch("/schema")).get("reset") or {}
             except TimeoutError:
                 raise DeadlineExceeded(f"no answer to /schema within {timeout} s") from None
-            open_ended = described is None or described.get("additionalProperties", True)
-            self._reset_takes = None if open_ended else frozenset(described["properties"])
-            self._asked_about_reset = True
-        if self._reset_takes is not None:
-            for name in sorted(given - self._reset_takes):
-                known = ", ".join(sorted(self._reset_takes))
+        if not self._reset_schema.get("additionalProperties", True):
+            accepted = self._reset_schema["properties"]
+            for name in sorted(names - accepted.keys()):
                 warnings.warn(
-                    f"reset({name}=...) is unknown to this environment and has no effect; it knows: {known}",
+                    f"reset({name}=...) is unknown to this environment and has no effect; "
+                    f"it knows: {', '.join(sorted(accepted))}",
                     UnknownResetArgument,
                     stacklevel=3,
                 )
-        return None if timeout is None else max(0.0, timeout - (monotonic() - began))
-
-
-def result_of(data: dict[str, Any]) -> StepResult[Any]:
-    """The result in the `data` of an observation, with the observation as a dict."""
-    fields = data["observation"]
-    metadata = data.get("metadata") or fields.get("metadata") or {}
-    return StepResult(fields, data.get("reward"), bool(data.get("done")), metadata)
-
-
-def call_result(result: dict[str, Any]) -> CallResult:
-    """What a `tools/call` result says, in Paddock's, OpenEnv's or the spec's form."""
-    structured = result.get("structuredContent")
-    value = result["data"] if "data" in result else structured if structured is not None else _text_of(result)
-    known = result.get("_meta") or result.get("meta")
-    told = dict(known) if isinstance(known, dict) else {}
-    reward, done = told.pop(mcp.REWARD_KEY, None), bool(told.pop(mcp.DONE_KEY, False))
-    return CallResult(value, reward, done, result.get("content") or [], told)
-
-
-def _transport_for(
-    url: str,
-    wanted: Transport | str,
-    headers: dict[str, str],
-    timeouts: Timeouts,
-    reconnect: Reconnect | None,
-    *,
-    queue_timeout: float | None,
-    on_queue: Callable[[int], None] | None,
-) -> Transport:
-    """The way to a server. Each kind is imported when it is wanted."""
-    if not isinstance(wanted, str):
-        return wanted
-    if wanted == "http":
-        from paddock.client.transports.http import HttpTransport
-
-        return HttpTransport(url, headers=headers, timeouts=timeouts, reconnect=reconnect)
-    if wanted != "ws":
-        raise ConfigError(f"no transport is called {wanted!r}", hint="use ws or http")
-    from paddock.client.transports.ws import WebSocketTransport
-
-    socket = WebSocketTransport(
-        url, headers=headers, timeouts=timeouts, reconnect=reconnect, queue_timeout=queue_timeout, on_queue=on_queue
-    )
-    if reconnect is None or not reconnect.replay:
-        return socket
-    from paddock.client.replay import ReplayTransport
-
-    return ReplayTransport(socket)
+        return None if deadline is None else max(0.0, deadline.seconds_left)
 
 
 def _refuse_in_memory(**options: Any) -> None:
@@ -298,31 +230,3 @@ def _refuse_in_memory(**options: Any) -> None:
             f"an environment in memory has no use for {', '.join(useless)}",
             hint="leave that out, or give the URL of a server instead of a class",
         )
-
-
-def _as_model(kind: type[BaseModel], fields: dict[str, Any], what: str) -> BaseModel:
-    try:
-        return kind.model_validate(fields, by_alias=True, by_name=True)
-    except ValidationError as error:
-        raise InvalidMessage(
-            f"the server's {what} does not fit {kind.__name__}", hint="is this the right class?",
-            errors=error.errors(include_url=False, include_context=False),
-        ) from error  # fmt: skip
-
-
-def _rpc_error(error: dict[str, Any], tool: str | None) -> PaddockError:
-    """What a JSON-RPC error stands for: the error that its data names, or else what its number allows to say."""
-    number, data = error.get("code"), error.get("data")
-    told = {**data} if isinstance(data, dict) else {}
-    kind = type(from_wire(told))
-    if kind is ToolFailure:
-        kind = tool_error_class(told.get("error_type", ""))
-    elif kind is ServerError:
-        kind = BY_NUMBER.get(number, ServerError if tool is None else ToolFailure)
-    told |= {"rpc_code": number, **({} if tool is None else {"tool_name": tool})}
-    known = {name: value for name, value in told.items() if name not in ("code", "kind", "hint")}
-    return kind(str(error.get("message")), hint=told.get("hint"), **known)
-
-
-def _text_of(result: dict[str, Any]) -> str:
-    return "\n".join(block.get("text", "") for block in result.get("content") or [] if block.get("type") == "text")

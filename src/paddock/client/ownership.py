@@ -1,8 +1,8 @@
-"""Which process and event loop a client belongs to, and what becomes of a client that nobody closed.
+"""Which process and event loop a client belongs to, and how one that was never closed is cleaned up.
 
-A connection is served by the loop that opened it, in the process that opened it. Elsewhere a caller would wait for
-answers that no loop reads, and a forked child would write into its parent's connection. So every call checks both
-first: a client belongs to the loop of its first call until it is closed, and then may be opened anywhere.
+A connection is read by the loop that opened it, in the process that opened it. Elsewhere a caller would wait for
+replies that no loop reads, and a forked child would write into its parent's connection. So every call checks both: a
+client belongs to the loop of its first call until it is closed. Then it may be opened anywhere.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paddock.errors import ClientError
-from paddock.net import check_process
+from paddock.processes import check_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 class Ownership:
-    __slots__ = ("_forgotten", "_loop", "_pid")
+    __slots__ = ("_finalizer", "_loop", "_pid")
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
-        self._forgotten: weakref.finalize[..., object] | None = None
+        self._finalizer: weakref.finalize[..., object] | None = None
 
     def check(self, client: object, abandon: Callable[[], bool] | None) -> None:
-        """Raise ClientError unless the caller is on the client's own loop, which the first caller's is.
+        """Raise ClientError unless the caller is on the loop of the first call.
 
-        `abandon` lets go of what the client holds, without waiting, and returns whether that was anything. It is
-        called if the client is collected while it is open, so it must not refer to the client.
+        `abandon` closes the client's connections without waiting, and returns whether there were any. It is called
+        if the client is garbage-collected while it is open, so it must not refer to the client.
         """
         loop, pid = asyncio.get_running_loop(), os.getpid()
         if loop is self._loop and pid == self._pid:
@@ -47,35 +47,35 @@ class Ownership:
             )
         self._loop, self._pid = loop, pid
         if abandon is not None:
-            self._forgotten = weakref.finalize(client, _let_go, abandon, loop, pid, type(client).__name__)
-            self._forgotten.atexit = False
+            self._finalizer = weakref.finalize(client, _clean_up, abandon, loop, pid, type(client).__name__)
+            self._finalizer.atexit = False
 
     def release(self, abandon: Callable[[], bool] | None) -> bool:
         """The client is being closed. True if its connections may be closed on this loop; else nothing is left to do.
 
-        In a forked child they are the parent's and stay as they are; those of a loop that has ended are let go of.
+        In a forked child they are the parent's and stay as they are; those of a loop that has ended are abandoned.
         Raises ClientError if another loop still runs them.
         """
         loop, pid = self._loop, self._pid
         if loop is None or (loop is asyncio.get_running_loop() and pid == os.getpid()):
-            self._forget()
+            self._detach()
             return True
         if pid == os.getpid() and not loop.is_closed():
             raise ClientError("the client belongs to another event loop", hint="close it where it was opened")
-        self._forget()
+        self._detach()
         if pid == os.getpid() and abandon is not None:
             with suppress(RuntimeError):
                 abandon()
         return False
 
-    def _forget(self) -> None:
-        if self._forgotten is not None:
-            self._forgotten.detach()
-        self._loop = self._forgotten = None
+    def _detach(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._loop = self._finalizer = None
 
 
-def _let_go(abandon: Callable[[], bool], loop: asyncio.AbstractEventLoop, pid: int, name: str) -> None:
-    """A client was collected that nobody closed. The collector may run on any thread, and in a forked child."""
+def _clean_up(abandon: Callable[[], bool], loop: asyncio.AbstractEventLoop, pid: int, name: str) -> None:
+    """Clean up a client that was never closed. The collector may run on any thread, and in a forked child."""
     if pid != os.getpid():
         return
     # The loop may have ended, or end at this moment.

@@ -1,4 +1,4 @@
-"""Tools that say back what they are told: the smallest tool environment, and a check of the wire."""
+"""Tools that return their arguments: the smallest tool environment, and a check of the wire."""
 
 from __future__ import annotations
 

@@ -58,10 +58,10 @@ class Notes(ToolEnvironment):
 
     def page(self) -> str:
         """The notes as a web page, with a form that adds one."""
-        shown = [
+        items = [
             f"<li><b>{html.escape(note['title'])}</b> {html.escape(note['body'])}</li>" for note in self.list_notes()
         ]
-        return Template(PAGE.read_text()).substitute(notes="\n".join(shown))
+        return Template(PAGE.read_text()).substitute(notes="\n".join(items))
 
     def close(self) -> None:
         self._connection.close()

@@ -1,4 +1,4 @@
-"""How rollouts on planes went, read from the store: outcomes, errors by environment, provisioning times."""
+"""A summary of the rollouts on planes in a store: outcomes, errors by environment, provisioning times."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paddock.rollouts.record import RolloutRecord
-    from paddock.rollouts.store import Store
+    from paddock.store import Store
+    from paddock.store.record import RolloutRecord
 
-FLEET = "fleet"
-"""What the records of rollouts on planes name as their sandbox."""
-EVERYTHING = "all"
-SHOWN_ERRORS = 5
-LONGEST_ERROR = 300
+FLEET_SANDBOX = "fleet"
+"""The `sandbox` field in the records of rollouts on planes."""
+ALL_ENVIRONMENTS = "all"
+MAX_ERRORS = 5
+MAX_ERROR_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class EnvironmentSummary:
     """The rollouts of one environment, or all of them."""
 
     name: str
     rollouts: int
     running: int
     outcomes: dict[str, int]
-    """How many ended how, the most frequent first."""
+    """Counts by outcome, the most frequent first."""
     rewarded: int
     mean_reward: float | None
     retried: int
-    """Rollouts that were another try of a member that broke."""
+    """Rollouts that retried an earlier one."""
     provisioning: dict[str, float] | None
-    """Seconds until an instance was there: p50, p90, p99 and the most; None if none ever was."""
+    """Seconds to create an instance: p50, p90, p99 and the most; None if there was none."""
     errors: list[dict[str, Any]] = field(default_factory=list)
     """The most frequent errors: outcome, error, count."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    total: Share
-    environments: list[Share]
+    total: EnvironmentSummary
+    environments: list[EnvironmentSummary]
 
     def to_json(self) -> dict[str, Any]:
         return {"total": asdict(self.total), "environments": [asdict(each) for each in self.environments]}
@@ -53,8 +53,8 @@ def read_report(
     store: Store, *, batch_id: str | None = None, env_key: str | None = None, hours: float | None = None
 ) -> FleetReport:
     since = None if hours is None else time.time() - hours * 3600
-    listed = store.list(batch_id=batch_id, since=since, newest_first=False)
-    records = [record for record in listed if record.sandbox == FLEET]
+    rollouts = store.list(batch_id=batch_id, since=since, newest_first=False)
+    records = [record for record in rollouts if record.sandbox == FLEET_SANDBOX]
     if env_key is not None:
         records = [record for record in records if record.metadata.get("env_key") == env_key]
     return summarize_rollouts(records)
@@ -64,20 +64,22 @@ def summarize_rollouts(records: Sequence[RolloutRecord]) -> FleetReport:
     groups: dict[str, list[RolloutRecord]] = {}
     for record in records:
         groups.setdefault(str(record.metadata.get("env_key", "unknown")), []).append(record)
-    return FleetReport(_share(EVERYTHING, records), [_share(name, groups[name]) for name in sorted(groups)])
+    return FleetReport(
+        _summarize(ALL_ENVIRONMENTS, records), [_summarize(name, groups[name]) for name in sorted(groups)]
+    )
 
 
-def _share(name: str, records: Sequence[RolloutRecord]) -> Share:
+def _summarize(name: str, records: Sequence[RolloutRecord]) -> EnvironmentSummary:
     ended = [record for record in records if record.outcome is not None]
     rewards = [record.reward for record in ended if record.reward is not None]
-    # A failed provisioning is told by its outcome; its time says nothing about how long one takes.
+    # Only successful provisioning: the time of a failed one says nothing about how long it takes.
     times = [record.stages["provision"] for record in records if "tools" in record.stages]
     problems = Counter(
-        (str(record.outcome), (record.error or record.reward_reason or "no reason was kept")[:LONGEST_ERROR])
+        (str(record.outcome), (record.error or record.reward_reason or "no reason was stored")[:MAX_ERROR_CHARS])
         for record in ended
         if str(record.outcome) != "ok"
     )
-    return Share(
+    return EnvironmentSummary(
         name=name,
         rollouts=len(records),
         running=len(records) - len(ended),
@@ -88,15 +90,15 @@ def _share(name: str, records: Sequence[RolloutRecord]) -> Share:
         provisioning=percentiles(times),
         errors=[
             {"outcome": outcome, "error": error, "count": count}
-            for (outcome, error), count in problems.most_common(SHOWN_ERRORS)
+            for (outcome, error), count in problems.most_common(MAX_ERRORS)
         ],
     )
 
 
 def percentiles(values: Iterable[float]) -> dict[str, float] | None:
-    """p50, p90, p99 and the most: each a value that occurred."""
+    """p50, p90, p99 and the maximum: each is one of the values."""
     ordered = sorted(values)
     if not ordered:
         return None
-    found = {f"p{share}": ordered[math.ceil(len(ordered) * share / 100) - 1] for share in (50, 90, 99)}
-    return {**found, "most": ordered[-1]}
+    values_at = {f"p{percent}": ordered[math.ceil(len(ordered) * percent / 100) - 1] for percent in (50, 90, 99)}
+    return {**values_at, "most": ordered[-1]}

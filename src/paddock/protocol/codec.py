@@ -1,8 +1,8 @@
 """Values to JSON bytes, once per message.
 
-Plain models go to orjson as their own `__dict__`; models that define how they serialise are asked.
-What JSON cannot say becomes what OpenEnv sends for it: NaN is null (not as a reward: see `finite.py`), sets are
-arrays, numpy arrays are arrays, datetimes are ISO strings.
+Plain models go to orjson as their own `__dict__`; models with their own serialisers go through pydantic.
+Values that JSON cannot express become what OpenEnv sends for them: NaN is null (not as a reward: see `finite.py`),
+sets and numpy arrays are arrays, datetimes are ISO strings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from paddock.errors import EnvironmentFailure
 from paddock.protocol.finite import check_reward
-from paddock.protocol.redact import told
+from paddock.protocol.redact import describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,13 +29,13 @@ def encode(value: Any) -> bytes:
     try:
         return orjson.dumps(value, _jsonable, OPTIONS)
     except TypeError:
-        return _encode_odd(value)
+        return _encode_slowly(value)
 
 
 def observation_data(observation: Any) -> dict[str, Any]:
     """The `data` of an observation frame: `metadata` stands at the top only when there is any."""
-    # What `model_fields` asks first, without the call: this is the path of every step.
-    fields = observation.__dict__.copy() if type(observation) in _PLAIN_KINDS else model_fields(observation)
+    # The first case of `model_fields` without its call: every step passes here.
+    fields = observation.__dict__.copy() if type(observation) in _PLAIN_TYPES else model_fields(observation)
     reward = check_reward(fields.pop("reward", None))
     data = {"observation": fields, "reward": reward, "done": fields.pop("done", False)}
     metadata = fields.get("metadata")
@@ -70,20 +70,22 @@ def model_fields(model: Any) -> dict[str, Any]:
     return dumped
 
 
-_PLAIN_KINDS: set[type] = set()
-_OTHER_KINDS: set[type] = set()
+_PLAIN_TYPES: set[type] = set()
+_OTHER_TYPES: set[type] = set()
 
 
 def _is_plain(kind: type[BaseModel]) -> bool:
-    """Whether `__dict__` is all there is to say: no serialisers, computed fields, aliases, extra fields."""
-    if kind not in _PLAIN_KINDS and kind not in _OTHER_KINDS:
+    """Whether `__dict__` is the whole model: it has no serialisers, computed fields, aliases or extra fields."""
+    if kind not in _PLAIN_TYPES and kind not in _OTHER_TYPES:
         special = kind.model_config.get("extra") == "allow" or issubclass(kind, RootModel)
-        plain = not special and not any(_says_how(node) for node in _nodes(kind.__pydantic_core_schema__))
-        (_PLAIN_KINDS if plain else _OTHER_KINDS).add(kind)
-    return kind in _PLAIN_KINDS
+        plain = not special and not any(
+            _has_own_serialization(node) for node in _nodes(kind.__pydantic_core_schema__)
+        )
+        (_PLAIN_TYPES if plain else _OTHER_TYPES).add(kind)
+    return kind in _PLAIN_TYPES
 
 
-def _says_how(node: dict[str, Any]) -> bool:
+def _has_own_serialization(node: dict[str, Any]) -> bool:
     return bool(
         node.get("serialization")
         or node.get("computed_fields")
@@ -105,7 +107,7 @@ def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _jsonable(value: Any) -> Any:
-    """orjson asks this for every value it does not know."""
+    """orjson calls this for every type that it does not support."""
     if isinstance(value, BaseModel):
         return dict(value.__dict__) if _is_plain(type(value)) else value.model_dump(mode="json", fallback=_jsonable)
     if hasattr(value, "tolist"):
@@ -113,7 +115,7 @@ def _jsonable(value: Any) -> Any:
     return to_jsonable_python(value, by_alias=False)
 
 
-def _encode_odd(value: Any) -> bytes:
+def _encode_slowly(value: Any) -> bytes:
     """Keys that are not strings and integers of any size; slower, so only when `encode` needs it."""
     try:
         try:
@@ -126,8 +128,8 @@ def _encode_odd(value: Any) -> bytes:
 
 
 def not_json(error: Exception) -> EnvironmentFailure:
-    """What is said of an answer that could not be written."""
+    """The error for a value that cannot be written as JSON."""
     return EnvironmentFailure(
-        f"this cannot be written as JSON: {told(error)}",
+        f"this cannot be written as JSON: {describe_error(error)}",
         hint="return strings, numbers, lists, dicts, or models of them",
     )

@@ -1,7 +1,7 @@
-"""What may be asked of an episode, and when.
+"""The requests that a session accepts, and the state machine of an episode.
 
-The requests are the whole vocabulary of Paddock: each transport translates its messages into them.
-`NEXT` says to which phase each request leads. All of them are allowed until the session is closed.
+Each transport translates its messages into these five requests. `NEXT` has the phase that follows each request in
+each phase. Every request is allowed until the session is closed. Knows no transport and no environment.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ class Reset:
 
 @dataclass(slots=True)
 class Step:
-    """Act. `action` is already an instance of the environment's action type."""
+    """Apply an action. `action` is already an instance of the environment's action type."""
 
     action: Any
     extras: dict[str, Any] | None = None
-    """Further keywords for `step()`, as far as it takes them."""
+    """Further keyword arguments for `step()`. Those that the method does not accept are dropped."""
 
 
 @dataclass(slots=True)
 class GetState:
-    """Look at the state without acting."""
+    """Read the state. Changes nothing."""
 
 
 @dataclass(slots=True)
 class ListTools:
-    """Ask which tools there are."""
+    """List the tools. Changes nothing."""
 
 
 @dataclass(slots=True)
 class CallTool:
-    """Call a tool past `step`, as MCP clients do."""
+    """Call a tool by name, as MCP clients do, without an action for `step`."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -52,16 +52,19 @@ Request = Reset | Step | GetState | ListTools | CallTool
 
 
 class Phase(IntEnum):
-    """Where an episode stands. An integer: every step looks it up, and a plain Enum hashes slowly."""
+    """How far an episode is. An IntEnum, because every step looks it up in `NEXT` and a plain Enum hashes slowly."""
 
     NEW = 0
+    """Before the first reset."""
     RUNNING = 1
     DONE = 2
+    """An observation had `done`. A reset begins the next episode."""
     CLOSED = 3
+    """The session has ended."""
 
 
-# Acting before the first reset, or after `done`, is allowed: OpenEnv clients rely on both.
-# Looking (GetState, ListTools) never changes the phase.
+# A step or tool call before the first reset, or after `done`, is allowed: OpenEnv clients rely on both.
+# GetState and ListTools never change the phase.
 NEXT: dict[tuple[Phase, type], Phase] = {
     (Phase.NEW, Reset): Phase.RUNNING,
     (Phase.NEW, Step): Phase.RUNNING,
@@ -72,12 +75,12 @@ NEXT: dict[tuple[Phase, type], Phase] = {
     (Phase.DONE, Reset): Phase.RUNNING,
     (Phase.DONE, Step): Phase.DONE,
     (Phase.DONE, CallTool): Phase.DONE,
-    **{(phase, look): phase for phase in Phase if phase is not Phase.CLOSED for look in (GetState, ListTools)},
+    **{(phase, read): phase for phase in Phase if phase is not Phase.CLOSED for read in (GetState, ListTools)},
 }
 
 
 class Episode:
-    """The course of one session's current episode: its id, its phase, its steps."""
+    """The current episode of a session: its id, its phase and its number of steps."""
 
     __slots__ = ("id", "phase", "steps")
 
@@ -87,26 +90,27 @@ class Episode:
         self.steps = 0
 
     def accept(self, request: Request) -> None:
-        """Check that `request` may be carried out now, and move to its phase."""
+        """Move to the phase that follows `request`. Raises SessionClosed if the session is closed."""
         try:
             self.phase = NEXT[self.phase, type(request)]
         except KeyError:
             raise SessionClosed("the session is closed") from None
 
-    def begun(self, episode_id: str | None, *, done: bool) -> None:
-        """A reset succeeded."""
+    def record_reset(self, episode_id: str | None, *, done: bool) -> None:
+        """Record a reset that succeeded. Without `episode_id` the episode gets a new id."""
         self.id = episode_id or str(uuid.uuid4())
         self.steps = 0
         self.phase = Phase.DONE if done else Phase.RUNNING
 
-    def stepped(self, done: bool) -> None:
-        """A step succeeded."""
+    def record_step(self, done: bool) -> None:
+        """Record a step that succeeded."""
         self.steps += 1
         if done:
             self.phase = Phase.DONE
         elif self.phase is Phase.NEW:
-            # The short ways of a plain step (`Session.step_now`, `step_aside`) do not come through `accept`.
+            # The fast path (`server/fastpath`) does not call `accept`.
             self.phase = Phase.RUNNING
 
     def close(self) -> None:
+        """Refuse all further requests."""
         self.phase = Phase.CLOSED

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 FINITE = frozenset((str, int, bool, type(None), bytes))
 PLAIN = frozenset((float, dict, list, tuple))
-NO_MODEL = object()
+NOT_A_MODEL = object()
 MESSAGE = "Input should be a finite number, not NaN or infinity"
 
 
-def place_of_nonfinite(value: Any) -> list[Any] | None:
-    """Where in `value` the first number is that is not finite, as keys and indices; None if all are."""
+def find_nonfinite(value: Any) -> list[Any] | None:
+    """The location of the first number in `value` that is not finite, as keys and indices; None if all are finite."""
     kind = type(value)
     if kind in FINITE:
         return None
     if kind is float:
         return None if isfinite(value) else []
     members: Iterable[tuple[Any, Any]]
-    extra: Any = getattr(value, "__pydantic_extra__", NO_MODEL)
-    if extra is not NO_MODEL:
+    extra: Any = getattr(value, "__pydantic_extra__", NOT_A_MODEL)
+    if extra is not NOT_A_MODEL:
         # A model. `isinstance` would take longer than all the rest: this is on the path of every step.
         members = value.__dict__.items() if not extra else [*value.__dict__.items(), *extra.items()]
     elif isinstance(value, dict):
@@ -43,31 +43,31 @@ def place_of_nonfinite(value: Any) -> list[Any] | None:
             return None
         members = enumerate(value)
     elif hasattr(value, "dtype"):
-        return _place_in_array(value)
+        return _find_in_array(value)
     elif is_dataclass(value) and not isinstance(value, type):
         members = ((field.name, getattr(value, field.name)) for field in fields(value))
     else:
         return [] if isinstance(value, float) and not isfinite(value) else None
     for name, member in members:
-        # What is empty or zero is finite: NaN is neither.
+        # Empty containers and zero are finite. NaN is truthy.
         kind = type(member)
         if kind in FINITE or (kind in PLAIN and not member):
             continue
-        if (place := place_of_nonfinite(member)) is not None:
-            return [name, *place]
+        if (location := find_nonfinite(member)) is not None:
+            return [name, *location]
     return None
 
 
-def check_finite(value: Any, *outside: Any) -> None:
-    """Raise InvalidMessage if a number in `value` is not finite; `outside` is where the value itself stands."""
-    place = place_of_nonfinite(value)
-    if place is not None:
-        raise InvalidMessage("Invalid message", errors=[problem_at([*outside, *place])])
+def check_finite(value: Any, *prefix: Any) -> None:
+    """Raise InvalidMessage if a number in `value` is not finite; `prefix` is the location of `value` itself."""
+    location = find_nonfinite(value)
+    if location is not None:
+        raise InvalidMessage("Invalid message", errors=[problem_at([*prefix, *location])])
 
 
-def problem_at(place: list[Any]) -> dict[str, Any]:
-    """What is said of a number that is not finite. Its text cannot be sent, so `input` is null."""
-    return {"type": "finite_number", "loc": place, "msg": MESSAGE, "input": None}
+def problem_at(location: list[Any]) -> dict[str, Any]:
+    """The entry of an error list for a number that is not finite. JSON cannot express it, so `input` is null."""
+    return {"type": "finite_number", "loc": location, "msg": MESSAGE, "input": None}
 
 
 def check_reward(reward: Any) -> Any:
@@ -86,17 +86,17 @@ def check_reward(reward: Any) -> Any:
 
 
 def _all_finite(values: Iterable[Any]) -> bool:
-    """Whether these are numbers, and all finite. Anything else is looked at one by one."""
+    """Whether all are finite numbers. If they are not all numbers, the caller checks each one."""
     try:
         return all(map(isfinite, values))
     except (TypeError, ValueError, OverflowError):
         return False
 
 
-def _place_in_array(array: Any) -> list[Any] | None:
-    """The same for an array or a number of numpy's."""
+def _find_in_array(array: Any) -> list[Any] | None:
+    """`find_nonfinite` for a numpy array or number."""
     numpy = sys.modules["numpy"]
     if array.dtype.kind not in "fc":
-        return place_of_nonfinite(array.tolist()) if array.dtype.kind == "O" else None
-    wrong = numpy.argwhere(~numpy.isfinite(array))
-    return [int(index) for index in wrong[0]] if len(wrong) else None
+        return find_nonfinite(array.tolist()) if array.dtype.kind == "O" else None
+    indices = numpy.argwhere(~numpy.isfinite(array))
+    return [int(index) for index in indices[0]] if len(indices) else None

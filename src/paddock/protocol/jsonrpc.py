@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from paddock.errors import InvalidMessage, PaddockError, ToolFailure
-from paddock.protocol.finite import MESSAGE, place_of_nonfinite, problem_at
+from paddock.protocol.finite import MESSAGE, find_nonfinite, problem_at
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -36,7 +36,7 @@ class RpcError(PaddockError):
 
 
 @dataclass(slots=True)
-class Call:
+class RpcCall:
     """A request (it wants an answer under `id`) or a notification (it wants none)."""
 
     method: str
@@ -45,7 +45,7 @@ class Call:
     is_notification: bool = False
 
 
-def parse(raw: bytes | str) -> list[Call | RpcError] | Call:
+def parse(raw: bytes | str) -> list[RpcCall | RpcError] | RpcCall:
     """Calls from JSON text. A batch comes back as a list whose bad members are errors.
 
     Raises RpcError when there is no request in it at all.
@@ -61,25 +61,25 @@ def parse(raw: bytes | str) -> list[Call | RpcError] | Call:
     return [_read_or_error(member) for member in document]
 
 
-def read(document: Any) -> Call:
+def read(document: Any) -> RpcCall:
     """One call from a parsed document."""
     if not isinstance(document, dict):
         raise RpcError(INVALID_REQUEST, "Invalid request: a JSON-RPC request is an object")
     number = document.get("id")
     has_usable_id = isinstance(number, (str, int)) and not isinstance(number, bool)
-    known: RequestId = number if has_usable_id else None
+    request_id: RequestId = number if has_usable_id else None
     problem = _problem(document)
     if problem is not None:
-        raise RpcError(INVALID_REQUEST, f"Invalid request: {problem}", id=known)
+        raise RpcError(INVALID_REQUEST, f"Invalid request: {problem}", id=request_id)
     if number is not None and not has_usable_id:
         raise RpcError(INVALID_REQUEST, "Invalid request: id must be a string or an integer")
     params = document.get("params") or {}
-    place = place_of_nonfinite(params)
-    if place is not None:
-        field = ".".join(map(str, place))
-        data = {"code": InvalidMessage.code, "errors": [problem_at(place)]}
-        raise RpcError(INVALID_PARAMS, f"Invalid params: {field}: {MESSAGE}", data, id=known)
-    return Call(document["method"], params, known, "id" not in document)
+    location = find_nonfinite(params)
+    if location is not None:
+        field = ".".join(map(str, location))
+        data = {"code": InvalidMessage.code, "errors": [problem_at(location)]}
+        raise RpcError(INVALID_PARAMS, f"Invalid params: {field}: {MESSAGE}", data, id=request_id)
+    return RpcCall(document["method"], params, request_id, "id" not in document)
 
 
 def _problem(document: dict[str, Any]) -> str | None:
@@ -93,7 +93,7 @@ def _problem(document: dict[str, Any]) -> str | None:
     return f"unknown key {min(unknown)!r}" if unknown else None
 
 
-def _read_or_error(document: Any) -> Call | RpcError:
+def _read_or_error(document: Any) -> RpcCall | RpcError:
     try:
         return read(document)
     except RpcError as error:
@@ -115,6 +115,6 @@ def failure(error: PaddockError, id: RequestId = None) -> dict[str, Any]:
 
 def details_of(error: PaddockError) -> dict[str, Any]:
     """What an error carries besides its message: its stable `code`, and what tells it from others of that code."""
-    told = error.to_wire()
-    del told["message"]
-    return {**told, "error_type": error.error_type} if isinstance(error, ToolFailure) else told
+    details = error.to_wire()
+    del details["message"]
+    return {**details, "error_type": error.error_type} if isinstance(error, ToolFailure) else details

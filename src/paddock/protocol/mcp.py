@@ -27,25 +27,25 @@ SESSION_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Revisions that begin with `initialize`; the first is offered to a client that asks for an unknown one."""
 
 COMPLETE = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
-"""What every result says in the stateless revision; older clients pass it by."""
+"""A key of every result in the stateless revision; older clients ignore it."""
 VERSIONS = (STATELESS_VERSION, *SESSION_VERSIONS)
 UNSUPPORTED_VERSION, HEADER_MISMATCH = -32022, -32020
 OPTIONAL = frozenset(("title", "outputSchema", "icons", "annotations", "execution", "structuredContent", "_meta"))
-"""Keys that the spec lets one leave out, but not set to null: TypeScript's client refuses the whole answer."""
+"""Keys that the spec allows to omit, but not to be null: the TypeScript client refuses the whole result."""
 REWARD_KEY, DONE_KEY = "paddock/reward", "paddock/done"
-"""Under these keys of `_meta` a result tells what the call earned, and whether it ended the episode."""
+"""Keys of `_meta`: the reward of the call, and whether it ended the episode."""
 FASTMCP_RESULT = ("content", "structured_content", "meta", "data", "is_error")
 
 
-def unsupported(asked: Any) -> jsonrpc.RpcError:
-    """What is said of a revision that we do not speak."""
-    about = {"supported": list(VERSIONS), "requested": asked}
-    return jsonrpc.RpcError(UNSUPPORTED_VERSION, f"Unsupported protocol version: {asked}", about)
+def unsupported(version: Any) -> jsonrpc.RpcError:
+    """The error for a revision that is not supported."""
+    data = {"supported": list(VERSIONS), "requested": version}
+    return jsonrpc.RpcError(UNSUPPORTED_VERSION, f"Unsupported protocol version: {version}", data)
 
 
-def choose_version(asked: Any) -> str:
-    """The revision to speak with a client that asks for `asked`."""
-    return asked if asked in SESSION_VERSIONS else SESSION_VERSIONS[0]
+def choose_version(requested: Any) -> str:
+    """The revision to speak with a client that requests `requested`."""
+    return requested if requested in SESSION_VERSIONS else SESSION_VERSIONS[0]
 
 
 def tool_info(spec: ToolSpec) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_score(result: dict[str, Any], reward: Any, done: bool) -> dict[str, Any]:
-    """Tell what the call earned, where MCP leaves room for it."""
+    """Add reward and `done` to a result, under `_meta`."""
     if reward is None and not done:
         return result
     score = {REWARD_KEY: check_reward(reward), DONE_KEY: done}
@@ -174,7 +174,7 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def client_answer(request: dict[str, Any]) -> dict[str, Any]:
-    """What a client without anything to offer says when the server asks it: it may wait for that."""
+    """The response of a client without capabilities to a request of the server, which may wait for one."""
     if request["method"] == "ping":
         return jsonrpc.result({}, request["id"])
     refused = {"code": jsonrpc.METHOD_NOT_FOUND, "message": "not offered by this client"}
@@ -192,7 +192,7 @@ def stateless_version(params: dict[str, Any]) -> Any:
 
 
 def header_value(text: str) -> str:
-    """What a header of the stateless revision says; one that ASCII cannot express is sent as base64."""
+    """The value of a header of the stateless revision. Values beyond ASCII are sent as base64."""
     if not (text.startswith("=?base64?") and text.endswith("?=")):
         return text
     try:

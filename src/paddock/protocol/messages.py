@@ -13,25 +13,23 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, TypeAdapter, V
 
 from paddock.errors import InvalidJSON, InvalidMessage, PaddockError, RequestError, UnknownType
 from paddock.protocol.codec import encode, model_fields, observation_data
-from paddock.protocol.finite import check_finite, place_of_nonfinite
-from paddock.protocol.redact import told
+from paddock.protocol.finite import check_finite
+from paddock.protocol.redact import describe_error
 
 ActionT = TypeVar("ActionT")
-COMPACT_STEP = b'{"type":"step","data":{'[:-1]
-SPACED_STEP = b'{"type": "step", "data": {'[:-1]
-LONGEST_INPUT_ECHOED = 500
-MOST_PROBLEMS = 50
+MAX_ECHOED_CHARACTERS = 500
+MAX_PROBLEMS = 50
 
 
 class ResetArguments(BaseModel):
-    """Arguments of a reset. What an environment does not know is passed by, as stock clients expect."""
+    """Arguments of a reset. Those that the environment does not take are ignored, as OpenEnv's clients expect."""
 
     model_config = ConfigDict(extra="allow")
 
     seed: int | None = Field(default=None, ge=0)
     episode_id: str | None = Field(default=None, max_length=255)
 
-    def given(self) -> dict[str, Any]:
+    def sent_arguments(self) -> dict[str, Any]:
         """Only the arguments that the caller sent."""
         return {**(self.__pydantic_extra__ or {}), **{k: getattr(self, k) for k in self.own_fields_set()}}
 
@@ -93,13 +91,13 @@ class OpenMessage(Envelope):
     same `open` again returns to the session that the first one made."""
     queue_timeout: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     lease: str | None = None
-    """A slot that the door of a cluster has taken for this session."""
+    """A slot that the gateway of a cluster has reserved for this session."""
 
 
 Single = ResetMessage | StepMessage[Any] | StateMessage | McpMessage | CloseMessage | CancelMessage
 Message = Single | OpenMessage
 CHECKED = frozenset(("step", "reset"))
-"""Messages whose numbers must be finite. JSON-RPC looks after those of `mcp`, and answers in its own form."""
+"""Messages whose numbers must be finite. `protocol/jsonrpc.py` checks those of `mcp`."""
 KINDS = ("reset", "step", "state", "mcp", "close", "cancel")
 
 
@@ -115,7 +113,6 @@ class Wire:
         self._read_single = single_adapter.validator.validate_json
         self._read_batch = batch_adapter.validator.validate_json
         self._read_action = TypeAdapter(action_type).validator.validate_python
-        self._read_action_json = TypeAdapter(action_type).validator.validate_json
         self._tags = _tags_of(action_type)
 
     def parse(self, raw: bytes | str) -> Single:
@@ -123,27 +120,11 @@ class Wire:
         try:
             message: Single = self._read_single(raw)
         except BaseException as error:
-            # A validator may raise SystemExit; it is not ours to obey.
+            # A validator may raise even SystemExit. It must not end the server.
             raise self._explain(error) from None
         if message.type in CHECKED:
             check_finite(message.data)  # type: ignore[union-attr]
         return message
-
-    def quick_step(self, raw: bytes) -> Any:
-        """The action of a frame that is a step and nothing else, as JSON writers spell it; else None.
-
-        Most frames are steps: this spares them the envelope. Whatever is odd is left to `parse`.
-        """
-        if raw[-2:] != b"}}":
-            return None
-        begins = 22 if raw.startswith(COMPACT_STEP) else 25 if raw.startswith(SPACED_STEP) else 0
-        if not begins:
-            return None
-        try:
-            action = self._read_action_json(raw[begins:-1])
-        except BaseException:
-            return None
-        return action if place_of_nonfinite(action) is None else None
 
     def parse_batch(self, raw: bytes | str) -> list[Message]:
         """All messages in a frame of a connection that carries many sessions."""
@@ -171,7 +152,7 @@ class Wire:
         return action
 
     def _explain(self, error: BaseException, *, inside_list: bool = False) -> RequestError:
-        """Which of the ways a frame can be wrong this is, and where."""
+        """The Paddock error for a frame that pydantic refuses, with the location of the problem."""
         if not isinstance(error, ValidationError):
             return _broken_validator(error)
         depth = 1 if inside_list else 0
@@ -190,11 +171,11 @@ class Wire:
 
     def _inside_frame(self, location: list[Any]) -> list[Any]:
         """Relative to the caller's own object: `["step", "data", "amount"]` is the action's `amount`."""
-        kind, *rest = location or [None]
-        if rest[:1] == ["data"] and len(rest) > 1:
-            rest = rest[1:]
-            return self._without_tag(rest) if kind == "step" else rest
-        return rest
+        kind, *inner = location or [None]
+        if inner[:1] == ["data"] and len(inner) > 1:
+            inner = inner[1:]
+            return self._without_tag(inner) if kind == "step" else inner
+        return inner
 
     def _without_tag(self, location: list[Any]) -> list[Any]:
         return location[1:] if location and location[0] in self._tags else location
@@ -208,16 +189,16 @@ def _tags_of(action_type: Any) -> frozenset[Any]:
 
 
 def _broken_validator(error: BaseException) -> InvalidMessage:
-    problem = {"type": "validator_failed", "loc": [], "msg": told(error)}
+    problem = {"type": "validator_failed", "loc": [], "msg": describe_error(error)}
     return InvalidMessage("Invalid message", errors=[problem])
 
 
 def error_list(error: ValidationError) -> list[dict[str, Any]]:
-    """pydantic's list of problems as plain JSON, as many of them as anybody reads."""
-    problems: list[dict[str, Any]] = [dict(problem) for problem in error.errors()[:MOST_PROBLEMS]]
+    """pydantic's list of problems as plain JSON, at most `MAX_PROBLEMS`."""
+    problems: list[dict[str, Any]] = [dict(problem) for problem in error.errors()[:MAX_PROBLEMS]]
     for problem in problems:
         problem["loc"] = list(problem["loc"])
-        problem["input"] = _shown(problem["input"])
+        problem["input"] = _shorten(problem["input"])
         if problem["type"] == "model_type":
             problem |= {"type": "dict_type", "msg": "Input should be a valid dictionary"}
             problem["url"] = problem["url"].replace("model_type", "dict_type")
@@ -227,10 +208,10 @@ def error_list(error: ValidationError) -> list[dict[str, Any]]:
     return problems
 
 
-def _shown(value: Any) -> Any:
-    """What was sent, unless it is too long to send back."""
+def _shorten(value: Any) -> Any:
+    """The input, cut if it is too long to send back."""
     text = value if isinstance(value, str) else repr(value)
-    return value if len(text) <= LONGEST_INPUT_ECHOED else text[:LONGEST_INPUT_ECHOED] + "…"
+    return value if len(text) <= MAX_ECHOED_CHARACTERS else text[:MAX_ECHOED_CHARACTERS] + "…"
 
 
 def write_observation(observation: Any, number: int | None = None, session: str | None = None) -> bytes:
@@ -255,7 +236,7 @@ def write_opened(data: dict[str, Any], session: str) -> bytes:
 
 
 def write_queued(place: int) -> bytes:
-    """Tells a client that asked to wait which place in the queue it has, 1 being next."""
+    """The place of a waiting client in the queue; 1 is next."""
     return _write("queued", {"place": place}, None, None)
 
 

@@ -1,4 +1,4 @@
-"""Keeps secrets out of what an exception says."""
+"""Masks secrets in the texts of exceptions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 MASK = "***"
 
-LONGEST = 8_000
+MAX_CHARACTERS = 8_000
 """An exception's text is cut here before it is searched."""
 
 _NAMED = re.compile(
@@ -37,8 +37,8 @@ _IN_URL = re.compile(r"(?<=://)[^/\s:@]{0,200}:[^/\s@]{1,200}(?=@)")
 
 def redact(text: str, secrets: tuple[str, ...] = ()) -> str:
     """`text` with everything that looks like a credential, and every string in `secrets`, masked."""
-    if len(text) > LONGEST:
-        text = text[:LONGEST] + "…"
+    if len(text) > MAX_CHARACTERS:
+        text = text[:MAX_CHARACTERS] + "…"
     for secret in secrets:
         if secret:
             text = text.replace(secret, MASK)
@@ -51,8 +51,8 @@ def redact(text: str, secrets: tuple[str, ...] = ()) -> str:
     return _SHAPED.sub(MASK, text)
 
 
-def told(error: BaseException, secrets: tuple[str, ...] = ()) -> str:
-    """What an exception says: its type, and its text with secrets masked. Some fail at saying anything."""
+def describe_error(error: BaseException, secrets: tuple[str, ...] = ()) -> str:
+    """The type and text of an exception, with secrets masked. Only the type if its `str` fails."""
     kind = type(error).__name__
     try:
         text = str(error)

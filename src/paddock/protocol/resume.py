@@ -28,6 +28,8 @@ KEPT_BYTES = 4 * 1024 * 1024
 
 
 class Verdict(Enum):
+    """What to do with a numbered request."""
+
     EXECUTE = "execute"
     UNDER_WAY = "under way"
 
@@ -53,9 +55,9 @@ class ReplyLedger:
         """
         if ack is not None:
             self._acknowledge(min(ack, number - 1))
-        kept = self._replies.get(number)
-        if kept is not None:
-            return kept
+        reply = self._replies.get(number)
+        if reply is not None:
+            return reply
         if number in self._under_way:
             return Verdict.UNDER_WAY
         if number <= self._highest:
@@ -94,7 +96,7 @@ class ReplyLedger:
         self._under_way.discard(number)
 
     def record(self, number: int, reply: bytes) -> None:
-        """Keep the answer to `number`, unless its client has said that it needs none."""
+        """Keep the answer to `number`, unless it is acknowledged already."""
         self._under_way.discard(number)
         if self._acknowledged is not None and number <= self._acknowledged:
             return
@@ -108,7 +110,7 @@ class ReplyLedger:
     def _acknowledge(self, ack: int) -> None:
         if self._acknowledged is None or ack > self._acknowledged:
             self._acknowledged = ack
-            for number in [known for known in self._replies if known <= ack]:
+            for number in [recorded for recorded in self._replies if recorded <= ack]:
                 self._drop(number)
 
     def _drop(self, number: int) -> None:

@@ -1,9 +1,9 @@
-"""Many rollouts: so many of each task, so many at a time, none of them in the way of another.
+"""A batch: `n` rollouts of each task, `parallel` at a time.
 
-Each task has a group of `n` members. A member that broke for reasons outside the policy is run again
-as a new rollout, alone; the rest of its group is left as it is. What keeps all of them out is tried
-again by one of them only. A batch that was stopped goes on where it was (see `resume`): members that have
-an outcome of their own are not run again.
+Each task has a group of `n` members. A member that broke for reasons outside the policy is run again, alone, as a new
+rollout; the rest of its group is left as it is. When a shared dependency is down, one of them retries for all (see
+`circuit_breaker`). A batch that was stopped goes on where it was (see `resume`): members that have an outcome of
+their own are not run again.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ import secrets
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from paddock.errors import ConfigError, StoreError
-from paddock.rollouts.entrance import Entrance
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.resume import check_same, is_settled
-from paddock.rollouts.rollout import WORKING, Rollout, new_rollout_id
+from paddock.rollouts.circuit_breaker import CircuitBreaker
+from paddock.rollouts.fork import ForkPoint
+from paddock.rollouts.resume import check_unchanged, has_diverged, has_larger_limits, is_settled
+from paddock.rollouts.rollout import Rollout, new_rollout_id
+from paddock.rollouts.scene import AGENT_STAGE
+from paddock.sandbox import choose_backend
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paddock.rollouts.capture import Upstream
-    from paddock.rollouts.plan import Plan
-    from paddock.rollouts.store import Store
-    from paddock.rollouts.task import Task
+    from paddock.rollouts.context import RunContext
+    from paddock.rollouts.scene import RemoteRun
+    from paddock.tasks.task import Task
 
-    Place: TypeAlias = Callable[..., Rollout]
-
+MemberKey = tuple[str, str, int]
+"""The hash and the id of the task, and the member's number."""
 RETRIES = 2
 """How often a member is run again after a failure that was not the policy's."""
-PAUSE = 0.5
-"""Seconds before the first of them; doubled each time."""
-LONGEST_PAUSE = 30.0
+PAUSE_SECONDS = 0.5
+"""Before the first retry; doubled each time."""
+LONGEST_PAUSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,14 @@ class Member:
     task: Task
     number: int
 
+    @property
+    def key(self) -> MemberKey:
+        return (self.task.hash, self.task.id, self.number)
+
 
 @dataclass(slots=True)
-class Group:
-    """What became of the members of one task."""
+class BatchGroup:
+    """The records of one task's members."""
 
     task_id: str
     records: list[RolloutRecord] = field(default_factory=list)
@@ -80,10 +86,10 @@ class BatchResult:
     """The last rollout of each member, in the order of tasks and members."""
 
     @property
-    def groups(self) -> list[Group]:
-        groups: dict[str, Group] = {}
+    def groups(self) -> list[BatchGroup]:
+        groups: dict[str, BatchGroup] = {}
         for record in self.records:
-            groups.setdefault(record.task_id, Group(record.task_id)).records.append(record)
+            groups.setdefault(record.task_id, BatchGroup(record.task_id)).records.append(record)
         return list(groups.values())
 
     def summary(self) -> dict[str, Any]:
@@ -103,52 +109,44 @@ class BatchResult:
 
 
 class Batch:
-    """Runs the members of a batch. `on_change` hears of every move of every rollout, `on_settled` of the
-    record that a member ends up with. `place` takes what `Rollout` takes, and makes one that runs elsewhere."""
+    """Runs the members of a batch. `on_change` is called with each rollout that changes, `on_settled` with the record
+    that a member ends up with. `make_remote` makes the `RemoteRun` of each rollout; None runs them here."""
 
     def __init__(
         self,
         tasks: Sequence[Task],
-        plan: Plan,
+        context: RunContext,
         *,
-        store: Store,
-        upstream: Upstream,
-        n: int = 1,
-        parallel: int = 1,
-        retries: int = RETRIES,
-        batch_id: str | None = None,
+        default_retries: int = RETRIES,
         on_change: Callable[[Rollout], None] | None = None,
         on_settled: Callable[[RolloutRecord], None] | None = None,
-        place: Place | None = None,
+        make_remote: Callable[[], RemoteRun] | None = None,
     ) -> None:
-        if n < 1 or parallel < 1 or retries < 0:
-            raise ConfigError(
-                f"n is {n}, parallel is {parallel}, retries is {retries}",
-                hint="n and parallel start at 1, retries at 0",
-            )
+        config = context.config
         if len({task.id for task in tasks}) < len(tasks):
             raise ConfigError("two tasks of the batch have the same id", hint="give each task an id of its own")
-        self.batch_id = batch_id or new_batch_id()
-        self.plan = plan
-        self.members = [Member(task, number) for task in tasks for number in range(n)]
-        self._store = store
-        self._upstream = upstream
-        self._parallel = parallel
-        self._retries = retries
-        self._watcher = on_change
-        self._on_change = self._moved
+        if any(task.is_scored for task in tasks):
+            choose_backend(config.sandbox, consent=config.consent)
+        self.batch_id = config.resume or config.batch_id or new_batch_id()
+        self.context = context
+        self.members = [Member(task, number) for task in tasks for number in range(config.n)]
+        self._store = context.store
+        self._retries = default_retries if config.retries is None else config.retries
+        self._on_change = on_change
         self._on_settled = on_settled
-        self._place = place
-        self._entrance = Entrance()
+        self._make_remote = make_remote
+        self._breaker = CircuitBreaker()
+        self._sources: dict[MemberKey, str] = {}
+        """The recorded rollout that a member of a resumed batch continues."""
 
     async def run(self) -> BatchResult:
-        """Every member to its outcome. Cancelling it cancels the rollouts that are under way."""
-        settled = await self._store.run(self._settled)
-        slots = asyncio.Semaphore(self._parallel)
+        """Run every member to its outcome. Cancelling it cancels the running rollouts."""
+        settled = await self._store.run(self._settled_members)
+        slots = asyncio.Semaphore(self.context.config.parallel)
 
         async def settle(member: Member) -> RolloutRecord:
-            known = settled.get((member.task.hash, member.task.id, member.number))
-            record = known or await self._run_member(member, slots)
+            earlier = settled.get(member.key)
+            record = earlier or await self._run_member(member, slots)
             if self._on_settled is not None:
                 self._on_settled(record)
             return record
@@ -159,54 +157,65 @@ class Batch:
 
     def set_weight_version(self, version: str | int | None) -> None:
         """The model has other weights from now on: calls that begin keep this version."""
-        self.plan.weights.set(version)
+        self.context.weights.set(version)
 
-    def _settled(self) -> dict[tuple[str, str, int], RolloutRecord]:
-        """Members of an earlier run of this batch that need not be run again.
+    def _settled_members(self) -> dict[MemberKey, RolloutRecord]:
+        """Members of an earlier run of this batch that need not be run again. Others continue where they ended.
 
         Raises ConfigError if that run had another agent, model, sampling or task."""
         earlier = self._store.list(batch_id=self.batch_id, newest_first=False)
         tasks = list({member.task.id: member.task for member in self.members}.values())
-        check_same(self.batch_id, earlier, tasks, self.plan.describe())
-        settled = (record for record in earlier if is_settled(record))
-        return {(record.task_hash, record.task_id, record.member): record for record in settled}
+        check_unchanged(self.batch_id, earlier, tasks, self.context.describe())
+        config, settled = self.context.config, {}
+        for record in earlier:
+            key = (record.task_hash, record.task_id, record.member)
+            if is_settled(record) and not has_larger_limits(record, config):
+                settled[key] = record
+            elif self._can_continue(record):
+                self._sources[key] = record.rollout_id
+        return settled
+
+    def _can_continue(self, record: RolloutRecord) -> bool:
+        """Whether the calls of a record can be replayed in the next rollout of its member."""
+        is_chosen = self.context.config.resume is not None and not self.context.config.from_start
+        return is_chosen and self._make_remote is None and record.calls > 0 and not has_diverged(record)
 
     async def _run_member(self, member: Member, slots: asyncio.Semaphore) -> RolloutRecord:
         attempt = 0
         while True:
             async with slots:
-                record = await self._admit(member, attempt)
+                record = await self._run_unless_open(member, attempt)
             if record.outcome is None or is_settled(record) or record.attempt >= self._retries:
                 return record
-            if self._entrance.refused is not None:
+            if self._breaker.failure is not None:
                 return record
             await asyncio.sleep(pause(record.attempt))
             attempt = record.attempt + 1
 
-    async def _admit(self, member: Member, attempt: int) -> RolloutRecord:
-        """Run it, unless nobody can be: who is the first to be kept out tries again for all."""
-        entrance = self._entrance
-        await entrance.decided()
-        if entrance.refused is not None:
-            return (await self._run_once(member, attempt, like=entrance.refused))[0]
-        record, kept_out = await self._run_once(member, attempt)
-        if not kept_out:
+    async def _run_unless_open(self, member: Member, attempt: int) -> RolloutRecord:
+        """Run it, unless the circuit breaker is open. The first that finds a dependency down retries for all."""
+        breaker = self._breaker
+        await breaker.wait_until_decided()
+        if breaker.failure is not None:
+            return (await self._run_once(member, attempt, like=breaker.failure))[0]
+        record, is_down = await self._run_once(member, attempt)
+        if not is_down:
             return record
-        if not entrance.claim():
-            await entrance.decided()
+        if not breaker.claim_retry():
+            await breaker.wait_until_decided()
             return record
         try:
-            while kept_out and record.attempt < self._retries and not entrance.is_open:
+            while is_down and record.attempt < self._retries and not breaker.has_succeeded:
                 await asyncio.sleep(pause(record.attempt))
-                record, kept_out = await self._run_once(member, record.attempt + 1)
+                record, is_down = await self._run_once(member, record.attempt + 1)
         finally:
-            entrance.decide(record if kept_out else None)
+            breaker.decide(record if is_down else None)
         return record
 
     async def _run_once(
         self, member: Member, attempt: int, like: RolloutRecord | None = None
     ) -> tuple[RolloutRecord, bool]:
-        """Run it to its outcome, or end it `like` another. Also: whether it was kept out."""
+        """Run it to its outcome, or end it `like` another. Also: whether a shared dependency was down."""
         record = RolloutRecord(
             rollout_id=new_rollout_id(),
             task_id=member.task.id,
@@ -214,48 +223,30 @@ class Batch:
             member=member.number,
             attempt=attempt,
         )
-        rollout = self.rollout(member.task, record)
+        remote = None if self._make_remote is None else self._make_remote()
+        source = self._sources.get(member.key)
+        point = None if source is None else ForkPoint(source=source, at=None)
+        rollout = Rollout(member.task, self.context, record=record, on_change=self._follow, remote=remote, fork=point)
         try:
             ended = await (rollout.run() if like is None else rollout.end_like(like))
         except StoreError as error:
-            # It could not be written down; the others may still have more luck.
+            # The store refused this record. Other members may still be stored, so the batch continues.
             record.outcome, record.error = Outcome.ENVIRONMENT, error.message
             return record, False
-        return ended, rollout.kept_out
+        if not is_settled(ended) and self._can_continue(ended):
+            self._sources[member.key] = ended.rollout_id
+        return ended, rollout.is_dependency_down
 
-    def _moved(self, rollout: Rollout) -> None:
-        if rollout.record.stage == WORKING:
-            self._entrance.enter()
-        if self._watcher is not None:
-            self._watcher(rollout)
-
-    def rollout(self, task: Task, record: RolloutRecord) -> Rollout:
-        """One that has not begun, of this process or wherever it is placed."""
-        if self._place is None:
-            return self._make_rollout(task, record)
-        return self._place(
-            task,
-            self.plan,
-            store=self._store,
-            upstream=self._upstream,
-            record=record,
-            on_change=self._on_change,
-        )
-
-    def _make_rollout(self, task: Task, record: RolloutRecord) -> Rollout:
-        return Rollout(
-            task,
-            self.plan,
-            store=self._store,
-            upstream=self._upstream,
-            record=record,
-            on_change=self._on_change,
-        )
+    def _follow(self, rollout: Rollout) -> None:
+        if rollout.record.stage == AGENT_STAGE:
+            self._breaker.record_success()
+        if self._on_change is not None:
+            self._on_change(rollout)
 
 
 def pause(attempt: int) -> float:
-    """Seconds to wait after a try that broke."""
-    return min(LONGEST_PAUSE, PAUSE * 2.0**attempt)
+    """Seconds to wait before the retry that follows this attempt."""
+    return min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2.0**attempt)
 
 
 def new_batch_id() -> str:

@@ -1,24 +1,26 @@
-"""Going on with a batch: which batch, whether it is still the same, and which members are done.
+"""Resuming a batch: whether it exists, whether the run is still the same, and which members are done.
 
-The rule: results of one batch come from one agent, one model, one way of sampling and one version of each task. So a
-batch is only continued with what its rollouts were run with. The endpoint's URL, its key, budgets and deadlines may
-change: they do not change what the policy is.
+Results of one batch come from one agent, one model, one way of sampling and one version of each task. So a batch is
+resumed only with the settings of its earlier rollouts. The endpoint's URL, its key, budgets and deadlines may change:
+they do not change the policy.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import ConfigError
-from paddock.rollouts.outcome import Outcome
+from paddock.store.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from paddock.rollouts.record import RolloutRecord
-    from paddock.rollouts.store import Store
-    from paddock.rollouts.task import Task
+    from paddock.rollouts.config import RunConfig
+    from paddock.store import Store
+    from paddock.store.record import RolloutRecord
+    from paddock.tasks.task import Task
 
 MAY_CHANGE = frozenset(
     (
@@ -33,34 +35,34 @@ MAY_CHANGE = frozenset(
         "output_chars",
     )
 )
-"""Settings of a plan that a batch may be continued without: the endpoint's URL, budgets, deadlines, what is kept."""
-SAME_AGAIN = "give what the batch was run with, or leave the batch out to begin a new one"
-SHOWN_BATCHES = 5
+"""Settings that may differ when a batch is resumed: the endpoint's URL, budgets, deadlines, what is kept."""
+HINT = "give what the batch was run with, or leave the batch out to begin a new one"
+LISTED_BATCHES = 5
 
 
-def check_known(store: Store, batch_id: str) -> None:
+def check_batch_exists(store: Store, batch_id: str) -> None:
     """Raises ConfigError for a batch of which the store holds no rollout."""
     if store.count(batch_id=batch_id):
         return
-    recent = store.recent_batches(SHOWN_BATCHES)
+    recent = store.recent_batches(LISTED_BATCHES)
     hint = f"the latest are {', '.join(recent)}" if recent else "the store holds no batch yet"
     raise ConfigError(f"there is no batch {batch_id!r} in {store.path}", hint=hint)
 
 
-def check_same(batch_id: str, records: Iterable[RolloutRecord], tasks: Sequence[Task], settings: Any) -> None:
-    """Raises ConfigError naming what differs from a batch's rollouts. `settings` are what `Plan.describe` tells."""
-    wanted = json.loads(json.dumps(settings, default=str))
+def check_unchanged(batch_id: str, records: Iterable[RolloutRecord], tasks: Sequence[Task], settings: Any) -> None:
+    """Raises ConfigError that names what differs from a batch's rollouts. `settings`: see `RunContext.describe`."""
+    current = json.loads(json.dumps(settings, default=str))
     hashes = {task.id: task.hash for task in tasks}
     for record in records:
-        changes = differences(record.config, wanted)
+        changes = differences(record.config, current)
         if hashes.get(record.task_id, record.task_hash) != record.task_hash:
             changes.append(f"task {record.task_id} has changed")
         if changes:
-            raise ConfigError(f"batch {batch_id} cannot go on: {'; '.join(changes)}", hint=SAME_AGAIN)
+            raise ConfigError(f"batch {batch_id} cannot go on: {'; '.join(changes)}", hint=HINT)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What changed of the settings that both know."""
+    """The settings in both that have changed, each as a sentence."""
     names = [name for name in before if name in now and name not in MAY_CHANGE]
     if before.get("agent") != now.get("agent"):
         names = ["agent", *(name for name in names if name in ("model_name", "temperature", "thinking", "mode"))]
@@ -70,10 +72,30 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def is_settled(record: RolloutRecord) -> bool:
     """Whether a member need not be run again: its outcome is the policy's, or the task's own fault."""
-    if record.outcome is None or record.outcome.is_infrastructure:
+    if record.outcome is None or record.outcome.is_infrastructure or has_diverged(record):
         return False
     # An agent that could not be installed or placed has done nothing yet.
     return record.outcome is not Outcome.AGENT or "agent" in record.stages
+
+
+def has_diverged(record: RolloutRecord) -> bool:
+    """Whether a rollout could not repeat the recorded one that it continued."""
+    fidelity = record.fork.get("fidelity") or {}
+    return record.fork.get("kind") == "resume" and fidelity.get("state") == "diverged"
+
+
+def has_larger_limits(record: RolloutRecord, config: RunConfig) -> bool:
+    """Whether a rollout ended at a limit that is larger now, so that it can continue."""
+    if record.outcome is Outcome.TIMEOUT:
+        before, now = record.config.get("agent_timeout"), config.agent_timeout
+        return before is not None and now is not None and now > before
+    if record.outcome is not Outcome.BUDGET:
+        return False
+    earlier = record.config.get("budget") or {}
+    return any(
+        earlier.get(name) is not None and (limit is None or limit > earlier[name])
+        for name, limit in asdict(config.budget).items()
+    )
 
 
 def _short(value: Any) -> str:

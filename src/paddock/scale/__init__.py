@@ -1,1 +1,1 @@
-"""More than one machine, by Ray: environment hosts behind one door, rollouts and instances over all nodes."""
+"""More than one machine, by Ray: environment hosts behind a gateway, rollouts and instances over all nodes."""

@@ -1,31 +1,31 @@
 """Instances of a fleet plane, placed by Ray: `paddock fleet up --engine ray`.
 
-Each is a process on some node that an actor owns (see `keeper`). The actor dials the plane, and that line tells
-within seconds that it, or its node, is gone, where Ray would need fifteen. Ray places, and nothing else.
+Each is a process on some node, owned by an actor (`instance_actor`). The actor connects to the plane. When that
+connection breaks or falls silent, the plane knows within seconds that the actor or its node is gone, where Ray needs
+fifteen. Ray only places.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import logging
-import math
 import secrets
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import paddock
+from paddock.child_process import KILL_SECONDS
 from paddock.errors import ConfigError, VerifierError
-from paddock.fleet.control.process import KILLED_SECONDS, HostedProcess, StartFailed
-from paddock.fleet.control.verifying import LocalVerifiers
+from paddock.fleet.instance.verifier.runner import VerifierRunner
+from paddock.fleet.plane.processes import HostedProcess, StartFailed
 from paddock.scale import cluster
-from paddock.scale.head import Head, in_time
-from paddock.scale.hosts import LOCAL, node_address
-from paddock.scale.keeper import MOST_LINE, OWN_PYTHON, InstanceKeeper, KeeperPlan
-from paddock.scale.placement import NODE_LABEL, SUBMISSIONS, Nodes, last_line
+from paddock.scale.cluster import ClusterHead, call_ray
+from paddock.scale.host_actor import LOOPBACK_ADDRESS, node_address
+from paddock.scale.instance_actor import NODE_PYTHON, InstanceActor, InstanceActorConfig
+from paddock.scale.node_link import LinkLost, NodeLink, accept_caller, challenge_caller, listen
+from paddock.scale.placement import NODE_LABEL, SUBMISSIONS, ClusterNodes, last_line
 from paddock.server.access import is_loopback
 
 if TYPE_CHECKING:
@@ -33,179 +33,178 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paddock.errors import ClusterError
-    from paddock.fleet.control.settings import PlaneSettings
-    from paddock.fleet.control.verifying import VerifierCall
+    from paddock.fleet.instance.verifier.runner import VerifierRequest
+    from paddock.fleet.plane.settings import PlaneSettings
+    from paddock.scale.node_link import LinkMessage
 
-logger = logging.getLogger("paddock.scale")
-
-LOOK_EVERY = 0.5
-SILENT_FOR = 4.0
-"""Seconds without a word after which an instance is given up, with its node."""
-HELLO_WITHIN = 5.0
-KILL_WITHIN = 5.0
-MAKE_WITHIN = 8.0
-VERIFY_GRACE = 20.0
-LOST = -9
-INSTANCE = cluster.Resources(cpus=0.25)
+SILENCE_SECONDS = 4.0
+"""An instance whose actor sends nothing for so long is lost."""
+KILL_ACTOR_SECONDS = 5.0
+CREATE_ACTOR_SECONDS = 8.0
+VERIFY_GRACE_SECONDS = 20.0
+LOST_EXIT_CODE = -9
+DEFAULT_RESOURCES = cluster.Resources(cpus=0.25)
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
+class InstancePlacement:
     """How a plane uses the cluster."""
 
-    resources: cluster.Resources = INSTANCE
+    resources: cluster.Resources = DEFAULT_RESOURCES
     """What one instance takes of its node."""
-    alone: bool = False
-    """The cluster is of this machine only: everything stays on loopback."""
+    single_machine: bool = False
+    """The cluster has only this machine: everything stays on loopback."""
 
 
 class RayInstances:
     """A `Launcher` over all nodes of the cluster that this process has joined. `verify` runs verifiers there.
 
-    `given_up` hears of it when the cluster's head is gone for good: no instance can be made any more.
+    `on_head_lost` is called when the head of the cluster has failed for good: no instance can be created any more.
     """
 
     def __init__(
         self,
         settings: PlaneSettings,
-        placing: Placing | None = None,
-        given_up: Callable[[ClusterError], None] | None = None,
+        placement: InstancePlacement | None = None,
+        on_head_lost: Callable[[ClusterError], None] | None = None,
     ) -> None:
         self._settings = settings
-        self._placing = placing or Placing()
-        self._address = LOCAL if self._placing.alone else node_address()
-        if not settings.gate and not self._placing.alone:
+        self._placement = placement or InstancePlacement()
+        self._address = LOOPBACK_ADDRESS if self._placement.single_machine else node_address()
+        if not settings.gate and not self._placement.single_machine:
             _check_loopback([self._address, *(node.address for node in cluster.nodes() if node.alive)])
         self._expected: dict[str, PlacedProcess] = {}
         self._placed: set[PlacedProcess] = set()
-        self._verifiers = LocalVerifiers()
-        self._server: asyncio.Server | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._plan: KeeperPlan | None = None
-        self._actor: Any = cluster.ray_module().remote(InstanceKeeper)
-        self._head = Head.joined()
-        self._nodes = Nodes(head=self._head)
+        self._verifiers = VerifierRunner()
+        self._token = secrets.token_urlsafe(32)
+        self._resources = AsyncExitStack()
+        self._actor_config: InstanceActorConfig | None = None
+        self._actor: Any = cluster.ray_module().remote(InstanceActor)
+        self._head = ClusterHead.current()
+        self._nodes = ClusterNodes(head=self._head)
         self._head_watcher: asyncio.Task[None] | None = None
-        self._given_up = given_up
+        self._on_head_lost = on_head_lost
         self.lost = 0
 
     async def open(self) -> None:
         await self._nodes.refresh()
-        self._server = await asyncio.start_server(self._answer, self._address, 0, limit=MOST_LINE)
+        port = await self._resources.enter_async_context(listen(self._address, self._admit))
         command = self._settings.instance_command
         own = type(self._settings).__dataclass_fields__["instance_command"].default
-        self._plan = KeeperPlan(
-            command=(OWN_PYTHON, *command[1:]) if command == own else command,
-            door=(self._address, self._server.sockets[0].getsockname()[1]),
+        self._actor_config = InstanceActorConfig(
+            command=(NODE_PYTHON, *command[1:]) if command == own else command,
+            plane=(self._address, port),
+            token=self._token,
             end_seconds=self._settings.end_seconds,
             version=paddock.__version__,
-            on_this_machine=self._placing.alone,
+            single_machine=self._placement.single_machine,
         )
-        self._watcher = asyncio.create_task(self._watch(), name="placed-instances")
         self._head_watcher = asyncio.create_task(self._watch_head(), name="head-of-the-cluster")
 
     async def close(self) -> None:
-        for watcher in (self._watcher, self._head_watcher):
-            if watcher is not None:
-                watcher.cancel()
+        if self._head_watcher is not None:
+            self._head_watcher.cancel()
         await asyncio.gather(*(process.end(0) for process in list(self._placed)))
-        if self._server is not None:
-            self._server.close()
+        await self._resources.aclose()
         await self._verifiers.close()
 
     async def start(self, log: Path) -> PlacedProcess:
-        """A process on the node that Ray chooses, within the plane's `start_seconds`. Raises StartFailed."""
+        """Start a process on the node that Ray chooses, within the plane's `start_seconds`. Raises StartFailed."""
         process = PlacedProcess()
         self._placed.add(process)
-        process.ended.add_done_callback(lambda _: self._forget(process))
+        process.ended.add_done_callback(lambda _: self._discard(process))
         try:
             async with asyncio.timeout(self._settings.start_seconds):
                 await self._place(process)
         except TimeoutError:
             await process.end(0)
-            each = ", ".join(f"{amount:g} {name}" for name, amount in self._placing.resources.bundle().items())
+            each = ", ".join(f"{amount:g} {name}" for name, amount in self._placement.resources.bundle().items())
             why = f"no node took it within {self._settings.start_seconds:g} s: each takes {each}"
-            raise StartFailed(why, passing=True) from None
+            raise StartFailed(why, transient=True) from None
         except BaseException:
             await asyncio.shield(process.end(0))
             raise
-        if not self._settings.gate and not is_loopback(process.address or LOCAL):
+        if not self._settings.gate and not is_loopback(process.address or LOOPBACK_ADDRESS):
             await process.end(0)
-            raise StartFailed(f"node {process.address} can be reached by others, and there is no gate", passing=False)
+            raise StartFailed(
+                f"node {process.address} can be reached by others, and there is no gate", transient=False
+            )
         return process
 
-    async def verify(self, call: VerifierCall) -> dict[str, Any]:
-        """Run a verifier where the instance is; one without an instance here. Raises VerifierError."""
+    async def verify(self, call: VerifierRequest) -> dict[str, Any]:
+        """Run a verifier on the node of its instance; one without an instance here. Raises VerifierError."""
         named = call.instance_id
-        found = next((each for each in self._placed if named is not None and each.instance_id == named), None)
-        return await (self._verifiers(call) if found is None else found.verify(call))
+        process = next((each for each in self._placed if named is not None and each.instance_id == named), None)
+        return await (self._verifiers.run(call) if process is None else process.verify(call))
 
     def statistics(self) -> dict[str, Any]:
         nodes: dict[str, dict[str, Any]] = {}
         for process in self._placed:
             if process.joined.done():
-                shown = nodes.setdefault(process.node, {"address": process.address, "processes": 0})
-                shown["processes"] += 1
-        return {"engine": "ray", "nodes": nodes, "lost": self.lost, "head": self._head.shown()}
+                node = nodes.setdefault(process.node, {"address": process.address, "processes": 0})
+                node["processes"] += 1
+        return {"engine": "ray", "nodes": nodes, "lost": self.lost, "head": self._head.describe()}
 
     # -- actors ---------------------------------------------------------------------------------------
 
     async def _place(self, process: PlacedProcess) -> None:
-        """Have an actor made, until one has joined. A node that is lost meanwhile is avoided. Raises StartFailed."""
-        words = ""
+        """Create an actor, several times if needed, until one has connected. Raises StartFailed."""
+        reason = ""
         for _ in range(SUBMISSIONS):
             self._require_head()
-            token = secrets.token_urlsafe(24)
-            self._expected[token] = process
+            key = secrets.token_hex(16)
+            self._expected[key] = process
             try:
-                # Shielded: an actor that comes to be is an actor that is ended.
-                running = await asyncio.shield(asyncio.create_task(self._make(process, token)))
-                words = await self._joined(process, running)
+                # Shielded: an actor that is created must also be ended.
+                running = await asyncio.shield(asyncio.create_task(self._create_actor(process, key)))
+                reason = await self._wait_until_joined(process, running)
             finally:
-                self._expected.pop(token, None)
+                self._expected.pop(key, None)
             if process.joined.done():
                 return
             await process.kill()
-        raise StartFailed(f"its actor ended before it served: {words}", passing=True)
+        raise StartFailed(f"its actor ended before it served: {reason}", transient=True)
 
     def _require_head(self) -> None:
-        """Raises StartFailed: a start is not kept waiting for a head that is away."""
-        if not self._head.is_there:
-            raise StartFailed(f"the Ray head at {self._head.address} does not answer", passing=True)
+        """Raises StartFailed: a start does not wait for a head that is away."""
+        if not self._head.is_reachable:
+            raise StartFailed(f"the Ray head at {self._head.address} does not answer", transient=True)
 
-    async def _make(self, process: PlacedProcess, token: str) -> asyncio.Future[None]:
+    async def _create_actor(self, process: PlacedProcess, key: str) -> asyncio.Future[None]:
         """The returned future ends with the actor."""
-        bundle = self._placing.resources.bundle()
+        bundle = self._placement.resources.bundle()
         avoided = self._nodes.avoided("", bundle, now=time.monotonic())
         options = {"max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
         if avoided:
             options["label_selector"] = {NODE_LABEL: f"!in({','.join(sorted(avoided))})"}
 
         def make() -> Any:
-            process.actor = self._actor.options(**options, **self._placing.resources.options()).remote(self._plan)
-            return process.actor.run.remote(token)
+            process.actor = self._actor.options(**options, **self._placement.resources.options()).remote(
+                self._actor_config
+            )
+            return process.actor.run.remote(key)
 
         try:
-            reference = await in_time(make, MAKE_WITHIN)
+            reference = await call_ray(make, CREATE_ACTOR_SECONDS)
         except Exception as error:
-            raise StartFailed(f"Ray places nothing: {last_line(error)}", passing=True) from error
+            raise StartFailed(f"Ray places nothing: {last_line(error)}", transient=True) from error
         finally:
             if not process.is_alive:
                 await process.kill()
         running = asyncio.wrap_future(reference.future())
-        # Nobody may be there any more to hear of a failure.
+        # Retrieve the exception, so that asyncio does not log it when nobody awaits the future any more.
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
         return running
 
-    async def _joined(self, process: PlacedProcess, running: asyncio.Future[None]) -> str:
-        """Wait until its actor has called, or cannot be expected any more; then why. Raises StartFailed."""
+    async def _wait_until_joined(self, process: PlacedProcess, running: asyncio.Future[None]) -> str:
+        """Wait until its actor has connected, or will not any more; returns why not. Raises StartFailed."""
         from ray.exceptions import RayTaskError
 
-        lost = asyncio.ensure_future(self._nodes.news.wait())
-        head = asyncio.ensure_future(self._head.change())
-        ways: list[asyncio.Future[Any]] = [process.joined, running, lost, head]
+        lost = asyncio.ensure_future(self._nodes.node_lost.wait())
+        head = asyncio.ensure_future(self._head.wait_for_change())
+        futures: list[asyncio.Future[Any]] = [process.joined, running, lost, head]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         finally:
             lost.cancel()
             head.cancel()
@@ -213,183 +212,164 @@ class RayInstances:
             return "a node was lost, or the head"
         error = running.exception()
         if isinstance(error, RayTaskError):
-            raise StartFailed(f"its node could not run it: {last_line(error)}", passing=False)
+            raise StartFailed(f"its node could not run it: {last_line(error)}", transient=False)
         return "it returned" if error is None else last_line(error)
 
-    # -- lines ----------------------------------------------------------------------------------------
+    # -- connections of actors ------------------------------------------------------------------------
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        process: PlacedProcess | None = None
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        match await challenge_caller(reader, writer, self._token):
+            case ["instance", key] if (process := self._expected.pop(key, None)) is not None and process.is_alive:
+                accept_caller(writer)
+                link = NodeLink(reader, writer, silence=SILENCE_SECONDS)
+                async with link.keep_alive():
+                    await self._follow(process, link)
+            case _:
+                writer.close()
+
+    async def _follow(self, process: PlacedProcess, link: NodeLink) -> None:
         try:
-            async with asyncio.timeout(HELLO_WITHIN):
-                hello = json.loads(await reader.readline() or b"{}")
-            process = self._expected.pop(str(hello.get("token")), None)
-            if process is None or not process.is_alive:
-                return
-            process.join(hello, writer)
-            while line := await reader.readline():
-                process.heard(json.loads(line))
-        except (OSError, TimeoutError, ValueError) as error:
-            logger.debug("the line of an instance broke: %s", error)
-        finally:
-            writer.close()
-            if process is not None:
-                await self._lose(process, "its line broke")
+            process.join((await link.receive()).value, link)
+            while process.is_alive:
+                process.handle(await link.receive())
+        except LinkLost as error:
+            await self._handle_loss(process, str(error))
 
-    async def _lose(self, process: PlacedProcess, how: str) -> None:
-        """Find out what is gone, the actor or its node, and say so. Harmless once the process has ended."""
+    async def _handle_loss(self, process: PlacedProcess, how: str) -> None:
+        """Find out whether the actor or its node is gone, and record it. Harmless once the process has ended."""
         if not process.is_alive:
             return
-        process.seen = math.inf
         if process.node not in self._nodes.members:
             with suppress(Exception):
                 await self._nodes.refresh()
-        if await self._nodes.is_there(process.node):
-            process.lose(f"its actor on node {process.address} is gone: {how}")
+        if await self._nodes.is_reachable(process.node):
+            process.mark_lost(f"its actor on node {process.address} is gone: {how}")
             return
-        self._nodes.lose(process.node, now=time.monotonic())
-        process.lose(f"its node {process.address} is gone: {how}")
-
-    async def _watch(self) -> None:
-        """Give up whoever is silent. Time in which this loop stood still counts for nobody."""
-        before = time.monotonic()
-        while True:
-            await asyncio.sleep(LOOK_EVERY)
-            now = time.monotonic()
-            late = now - before - LOOK_EVERY
-            before = now
-            for process in [each for each in self._placed if each.joined.done()]:
-                process.seen += late if late > LOOK_EVERY else 0.0
-                if now - process.seen > SILENT_FOR:
-                    process.losing = asyncio.create_task(self._lose(process, f"silent for {SILENT_FOR:g} s"))
-                else:
-                    process.say({})
+        self._nodes.mark_lost(process.node, now=time.monotonic())
+        process.mark_lost(f"its node {process.address} is gone: {how}")
 
     async def _watch_head(self) -> None:
         error = await self._head.watch()
-        if self._given_up is not None:
-            self._given_up(error)
+        if self._on_head_lost is not None:
+            self._on_head_lost(error)
 
-    def _forget(self, process: PlacedProcess) -> None:
+    def _discard(self, process: PlacedProcess) -> None:
         self._placed.discard(process)
         self.lost += process.is_lost
 
 
 class PlacedProcess(HostedProcess):
-    """A process on a node, by way of its keeper."""
+    """An instance process on a node, reached through its actor."""
 
     def __init__(self) -> None:
         super().__init__()
         self.actor: Any = None
         self.joined: asyncio.Future[None] = self._loop.create_future()
         self.node = ""
-        self.seen = 0.0
         self.instance_id: str | None = None
         self.is_lost = False
-        self.losing: asyncio.Task[None] | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._link: NodeLink | None = None
         self._last_words = ""
         self._numbers = itertools.count(1)
         self._verifying: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._killing: asyncio.Task[None] | None = None
 
-    # -- what the plane does with it ------------------------------------------------------------------
+    # -- called by the plane --------------------------------------------------------------------------
 
     def send(self, line: dict[str, Any]) -> None:
         self.instance_id = line.get("instance_id", self.instance_id)
-        self.say({"line": line})
+        self._send("line", line)
 
     def move_log(self, place: Path) -> None:
-        """Its log stays on its node; the end of it comes with the end of the process."""
+        """Its log stays on its node. The last lines come with the end of the process."""
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         return self._last_words or "it said nothing"
 
-    def how_it_ended(self, when: str = "") -> str:
+    def describe_end(self, when: str = "") -> str:
         if not self.is_lost:
-            return super().how_it_ended(when)
+            return super().describe_end(when)
         return f"it was lost{when and ' '}{when}: {self._last_words}"
 
     async def end(self, seconds: float) -> None:
         if self.is_alive and self.joined.done():
-            self.say({"end": seconds})
-            await asyncio.wait([self.ended], timeout=seconds + KILLED_SECONDS)
-        self.lose("it was ended, and did not answer")
+            self._send("end", seconds)
+            await asyncio.wait([self.ended], timeout=seconds + KILL_SECONDS)
+        self.mark_lost("it was ended, and did not answer")
         if self._killing is not None:
             await self._killing
 
-    async def verify(self, call: VerifierCall) -> dict[str, Any]:
+    async def verify(self, call: VerifierRequest) -> dict[str, Any]:
         """Raises VerifierError."""
         number = next(self._numbers)
         answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._verifying[number] = answer
-        told = asdict(call)
-        del told["folder"]
-        self.say({"verify": number, "call": told})
+        call_fields = asdict(call)
+        del call_fields["folder"]
+        self._send("verify", {"number": number, "call": call_fields})
         if not self.is_alive:
-            answer.set_exception(VerifierError(self.how_it_ended()))
+            answer.set_exception(VerifierError(self.describe_end()))
         try:
-            async with asyncio.timeout(call.timeout + VERIFY_GRACE):
+            async with asyncio.timeout(call.timeout + VERIFY_GRACE_SECONDS):
                 return await answer
         except TimeoutError:
             raise VerifierError(f"node {self.address} did not run the verifier in time") from None
         finally:
             self._verifying.pop(number, None)
 
-    # -- its line -------------------------------------------------------------------------------------
+    # -- its connection -------------------------------------------------------------------------------------
 
-    def join(self, hello: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        self.address, self.node = str(hello["address"]), str(hello["node"])
-        self.seen = time.monotonic()
-        self._writer = writer
+    def join(self, worker: dict[str, Any], link: NodeLink) -> None:
+        self.address, self.node = str(worker["address"]), str(worker["node"])
+        self._link = link
         self.joined.set_result(None)
 
-    def say(self, document: dict[str, Any]) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(json.dumps(document).encode() + b"\n")
+    def handle(self, message: LinkMessage) -> None:
+        match message.kind:
+            case "first_line" if not self.first_line.done():
+                self.first_line.set_result(None if message.value is None else message.value.encode())
+            case "verified":
+                self._resolve_verification(message.value)
+            case "ended":
+                self._last_words = str(message.value["last_words"])
+                self._has_ended(int(message.value["code"]))
 
-    def heard(self, said: dict[str, Any]) -> None:
-        self.seen = time.monotonic()
-        if "first_line" in said and not self.first_line.done():
-            self.first_line.set_result(None if said["first_line"] is None else said["first_line"].encode())
-        elif "verified" in said:
-            self._verified(said)
-        elif "ended" in said:
-            self._last_words = str(said["last_words"])
-            self._has_ended(int(said["ended"]))
+    def _send(self, kind: str, value: Any) -> None:
+        if self._link is not None:
+            self._link.send(kind, value)
 
-    def lose(self, how: str) -> None:
-        """It is gone without a word. Harmless once it has ended."""
+    def mark_lost(self, how: str) -> None:
+        """It vanished. Harmless once it has ended."""
         if self.is_alive:
             self.is_lost = self.joined.done()
             self._last_words = how
-            self._has_ended(LOST)
+            self._has_ended(LOST_EXIT_CODE)
 
     async def kill(self) -> None:
-        """End the actor, so that its place is free."""
+        """Kill the actor, which frees its resources."""
         actor, self.actor = self.actor, None
         if actor is not None:
             with suppress(Exception):
-                await in_time(lambda: cluster.ray_module().kill(actor), KILL_WITHIN)
+                await call_ray(lambda: cluster.ray_module().kill(actor), KILL_ACTOR_SECONDS)
 
-    def _verified(self, said: dict[str, Any]) -> None:
-        answer = self._verifying.get(said["verified"])
+    def _resolve_verification(self, value: dict[str, Any]) -> None:
+        answer = self._verifying.get(value["number"])
         if answer is None or answer.done():
             return
-        if "answer" in said:
-            answer.set_result(said["answer"])
+        if "answer" in value:
+            answer.set_result(value["answer"])
         else:
-            answer.set_exception(VerifierError(str(said["error"])))
+            answer.set_exception(VerifierError(str(value["error"])))
 
     def _has_ended(self, code: int) -> None:
         if not self.first_line.done():
             self.first_line.set_result(None)
         self.ended.set_result(code)
-        if self._writer is not None:
-            self._writer.close()
+        if self._link is not None:
+            self._link.close()
         for answer in self._verifying.values():
             if not answer.done():
-                answer.set_exception(VerifierError(self.how_it_ended()))
+                answer.set_exception(VerifierError(self.describe_end()))
         self._killing = self._loop.create_task(self.kill())
 
 

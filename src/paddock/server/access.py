@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 Header = Callable[[str], str | None]
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 TEST_CLIENT = "testserver"
-"""How Starlette's test client calls an application that listens nowhere. No site can have a name without a dot."""
+"""The host name that Starlette's test client sends. No public site has a name without a dot."""
 
 
 def lookup(headers: Iterable[tuple[bytes, bytes]]) -> Header:
-    """Finds a header by its name in small letters. Of one that comes twice, the first counts."""
+    """A function that returns a header by its lower-case name. Of a repeated header, the first counts."""
     first: dict[bytes, bytes] = {}
     for name, value in headers:
         first.setdefault(name, value)
@@ -34,7 +34,7 @@ def lookup(headers: Iterable[tuple[bytes, bytes]]) -> Header:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine, whatever a name server says."""
+    """Whether a host name or address means this machine, without asking a name server."""
     if host in LOOPBACK:
         return True
     try:
@@ -54,11 +54,11 @@ def check_access(access: Access, header: Header) -> None:
 
 
 def has_token(access: Access, header: Header) -> bool:
-    """Whether the request carries the server's token. Takes the same time whatever was sent."""
-    scheme, _, given = (header("authorization") or "").partition(" ")
+    """Whether the request carries the server's token. Compares in constant time."""
+    scheme, _, token = (header("authorization") or "").partition(" ")
     expected = (access.token or "").encode()
     # A header may hold any byte.
-    return hmac.compare_digest(given.strip().encode(errors="replace"), expected) and scheme.lower() == "bearer"
+    return hmac.compare_digest(token.strip().encode(errors="replace"), expected) and scheme.lower() == "bearer"
 
 
 def page_cookie(token: str) -> tuple[str, str]:
@@ -75,10 +75,10 @@ def has_cookie(access: Access, header: Header) -> bool:
     if cookies is None or access.token is None or not _is_own_page(header):
         return False
     name, value = page_cookie(access.token)
-    given = [part.strip().partition("=") for part in cookies.split(";")]
+    pairs = [part.strip().partition("=") for part in cookies.split(";")]
     return any(
-        known == name and hmac.compare_digest(sent.encode(errors="replace"), value.encode())
-        for known, _, sent in given
+        cookie == name and hmac.compare_digest(content.encode(errors="replace"), value.encode())
+        for cookie, _, content in pairs
     )
 
 

@@ -16,20 +16,12 @@ from paddock.protocol.resume import Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paddock.protocol.messages import Message
     from paddock.sessions.session import Session
     from paddock.sessions.work import Work
 
 logger = logging.getLogger("paddock.server")
-NORMAL, GOING_AWAY, INVALID_TEXT, POLICY, INTERNAL_ERROR, RESTART, TRY_LATER = (
-    1000,
-    1001,
-    1007,
-    1008,
-    1011,
-    1012,
-    1013,
-)
+NORMAL, GOING_AWAY, INVALID_TEXT, POLICY = 1000, 1001, 1007, 1008
+INTERNAL_ERROR, RESTART, TRY_LATER = 1011, 1012, 1013
 CLOSE_CODES = {"CAPACITY_REACHED": TRY_LATER, "SERVER_DRAINING": RESTART}
 
 
@@ -47,7 +39,7 @@ def request_in(message: Any) -> Step | Reset | GetState | None:
     if kind == "step":
         return Step(message.data)
     if kind == "reset":
-        return Reset(message.data.given())
+        return Reset(message.data.sent_arguments())
     return GetState() if kind == "state" else None
 
 
@@ -61,11 +53,11 @@ def number_in(raw: bytes | str) -> int | None:
 
 
 def admit(
-    session: Session, message: Message, number: int, send: Callable[[bytes], None], key: str | None = None
+    session: Session, number: int, ack: int | None, send: Callable[[bytes], None], key: str | None = None
 ) -> bool:
     """True if a numbered request has to be carried out; else it is answered here, from the ledger."""
     try:
-        verdict = session.ledger.admit(number, message.ack)
+        verdict = session.ledger.admit(number, ack)
     except PaddockError as error:
         send(messages.write_error(error, number, key))
         return False

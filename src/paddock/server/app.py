@@ -1,4 +1,4 @@
-"""The ASGI application: routes, the gate in front of them, and the service behind."""
+"""The ASGI application: routes, the access check in front of them, and the service behind them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,30 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 import paddock
-from paddock.config import Access, ConcurrencyConfig, IsolationKind, Limits, ServerConfig, parse_mode, read_variables
+from paddock.config import (
+    ENABLE_WEB_INTERFACE,
+    PADDOCK_AUTH_TOKEN,
+    PADDOCK_MAX_CONNECTIONS,
+    PADDOCK_MAX_SESSIONS,
+    PADDOCK_MAX_WAITING,
+    PADDOCK_MODE,
+    Access,
+    IsolationKind,
+    Limits,
+    ServerConfig,
+    parse_mode,
+)
 from paddock.errors import ConfigError, PaddockError
 from paddock.server import openapi
 from paddock.server.access import check_access, check_browser, has_token, lookup
-from paddock.server.hello import LEASE_HEADER
-from paddock.server.http import Episodes, JSONBytes, Tasks, answering, error_response
+from paddock.server.asgi_socket import refuse_socket, serve_socket
+from paddock.server.handshake import LEASE_HEADER
+from paddock.server.http import EpisodeRoutes, JSONBytes, TaskListRoutes, error_response, with_error_responses
+from paddock.server.keepalive import SseKeepAlive
 from paddock.server.mcp import McpEndpoint
-from paddock.server.patience import Patient
 from paddock.server.service import Service
-from paddock.server.sockets import refuse_socket, serve_socket
-from paddock.sessions.blueprint import Blueprint
-from paddock.sessions.slots import LEASE
+from paddock.sessions.capacity import LEASE
+from paddock.sessions.spec import EnvironmentSpec
 from paddock.telemetry.metrics import merge_texts, prometheus
 
 if TYPE_CHECKING:
@@ -36,8 +48,8 @@ if TYPE_CHECKING:
 DEFAULT_SESSIONS = 100
 OPEN_PATHS = ("/health",)
 PAGE = "/web/"
-"""Below it is the page, where there is one. It looks at the token itself: its files are no secret."""
-INSIDE_HEADER = "paddock-inside"
+"""Paths of the web page, if it is served. It checks the token itself: its files are no secret."""
+INTERNAL_HEADER = "paddock-inside"
 OPENENV_PAGE = {"gradio_builder", "custom_tab_name", "custom_tab_primary", "show_default_tab", "title_override"}
 
 
@@ -55,17 +67,17 @@ def create_app(
     isolation: IsolationKind | None = None,
     sessions_per_process: int | None = None,
     config: ServerConfig | None = None,
-    **of_their_page: Any,
+    **page_options: Any,
 ) -> Starlette:
     """An ASGI application that serves `env`: a class, or a function that makes an instance.
 
     The first six arguments are OpenEnv's; an app written for it runs with this import instead. `config`
-    holds everything else; `isolation` and `sessions_per_process` win over it. What OpenEnv takes for its own page
-    (`gradio_builder`, …) has no effect on ours. Raises ConfigError when the class cannot be served as asked.
+    holds everything else; `isolation` and `sessions_per_process` win over it. OpenEnv's options for its own page
+    (`gradio_builder`, …) are accepted and have no effect. Raises ConfigError if the class cannot be served so.
     """
-    if unknown := of_their_page.keys() - OPENENV_PAGE:
+    if unknown := page_options.keys() - OPENENV_PAGE:
         raise TypeError(f"create_app() got an unexpected keyword argument {min(unknown)!r}")
-    blueprint = Blueprint(
+    spec = EnvironmentSpec(
         env,
         action_type=action_cls,
         observation_type=observation_cls,
@@ -73,16 +85,16 @@ def create_app(
         reset_observation_type=reset_observation_cls,
         name=env_name,
     )
-    chosen = config or default_config(blueprint, max_concurrent_envs, concurrency_config)
+    settings = config or default_config(spec, max_concurrent_envs, concurrency_config)
     if mode is not None:
-        chosen = replace(chosen, mode=parse_mode(mode))
+        settings = replace(settings, mode=parse_mode(mode))
     if isolation is not None or sessions_per_process is not None:
-        chosen = replace(
-            chosen,
-            isolation=isolation or chosen.isolation,
-            sessions_per_process=sessions_per_process or chosen.sessions_per_process,
+        settings = replace(
+            settings,
+            isolation=isolation or settings.isolation,
+            sessions_per_process=sessions_per_process or settings.sessions_per_process,
         )
-    service = Service(blueprint, chosen)
+    service = Service(spec, settings)
     app = Application(
         service,
         routes=routes(service),
@@ -93,79 +105,77 @@ def create_app(
             Exception: _server_error,
         },
     )
-    app.add_middleware(Gate, service=service)
+    app.add_middleware(AccessMiddleware, service=service)
     app.state.service = service
-    if config is None and read_variables().web:
-        # The page stands above the server, which knows no more of it than where its door is.
-        importlib.import_module("paddock.web.doors").page_in_server(app)
+    if config is None and ENABLE_WEB_INTERFACE.read():
+        # The web package imports the server, so the server imports it only here, by name.
+        importlib.import_module("paddock.web.mounts").page_in_server(app)
     return app
 
 
-def default_config(blueprint: Blueprint, max_sessions: int | None, concurrency: Any) -> ServerConfig:
-    """What OpenEnv's two arguments and the environment variables ask for."""
+def default_config(spec: EnvironmentSpec, max_sessions: int | None, concurrency: Any) -> ServerConfig:
+    """The configuration from OpenEnv's two arguments and the environment variables. Raises ConfigError."""
     if max_sessions is not None and concurrency is not None:
         raise ConfigError("max_concurrent_envs and concurrency_config exclude each other")
-    variables = read_variables()
     if concurrency is not None:
-        known = ConcurrencyConfig(concurrency.max_concurrent_envs, concurrency.session_timeout)
-        limits = Limits(max_sessions=known.max_concurrent_envs)
-        if known.session_timeout is not None:
-            limits = replace(limits, session_timeout=known.session_timeout)
+        limits = Limits(max_sessions=concurrency.max_concurrent_envs)
+        if concurrency.session_timeout is not None:
+            limits = replace(limits, session_timeout=concurrency.session_timeout)
     else:
         if max_sessions is None:
-            max_sessions = variables.max_sessions or default_sessions(blueprint)
+            max_sessions = PADDOCK_MAX_SESSIONS.read() or default_sessions(spec)
         limits = Limits(max_sessions=max_sessions)
-    if variables.max_waiting is not None:
-        limits = replace(limits, max_waiting=variables.max_waiting)
-    if variables.max_connections is not None:
-        limits = replace(limits, max_connections=variables.max_connections)
-    return ServerConfig(limits=limits, access=Access(token=variables.auth_token), mode=variables.mode)
+    if (max_waiting := PADDOCK_MAX_WAITING.read()) is not None:
+        limits = replace(limits, max_waiting=max_waiting)
+    if (max_connections := PADDOCK_MAX_CONNECTIONS.read()) is not None:
+        limits = replace(limits, max_connections=max_connections)
+    return ServerConfig(limits=limits, access=Access(token=PADDOCK_AUTH_TOKEN.read()), mode=PADDOCK_MODE.read())
 
 
-def default_sessions(blueprint: Blueprint) -> int:
-    return DEFAULT_SESSIONS if blueprint.concurrent else 1
+def default_sessions(spec: EnvironmentSpec) -> int:
+    return DEFAULT_SESSIONS if spec.concurrent else 1
 
 
 def routes(service: Service) -> list[Any]:
     """All routes. The frequent ones come first: they are tried in order."""
     simulation = service.config.mode == "simulation"
-    episodes, tasks, about = Episodes(service), Tasks(service), About(service)
-    socket = Socket(service)
-    found: list[Any] = []
+    episodes, tasks, info = EpisodeRoutes(service), TaskListRoutes(service), InfoRoutes(service)
+    socket = WebSocketEndpoint(service)
+    episode_routes: list[Any] = []
     if simulation:
-        found += [
-            Route("/step", answering(episodes.step), methods=["POST"]),
-            Route("/reset", answering(episodes.reset), methods=["POST"]),
-            Route("/state", answering(episodes.state), methods=["GET"]),
+        episode_routes += [
+            Route("/step", with_error_responses(episodes.step), methods=["POST"]),
+            Route("/reset", with_error_responses(episodes.reset), methods=["POST"]),
+            Route("/state", with_error_responses(episodes.state), methods=["GET"]),
         ]
     return [
-        *found,
+        *episode_routes,
         WebSocketRoute("/ws", socket),
         WebSocketRoute("/mcp", socket),
-        Route("/health", about.health, methods=["GET"]),
-        Route("/metrics", about.metrics, methods=["GET"]),
-        Route("/metadata", answering(about.metadata), methods=["GET"]),
-        Route("/schema", answering(about.schema), methods=["GET"]),
-        Route("/sessions", about.sessions, methods=["GET"]),
-        Route("/openapi.json", about.openapi, methods=["GET"]),
-        Route("/docs", about.docs, methods=["GET"]),
-        Route("/redoc", about.docs, methods=["GET"]),
-        *own_routes(service.blueprint.cls),
+        Route("/health", info.health, methods=["GET"]),
+        Route("/metrics", info.metrics, methods=["GET"]),
+        Route("/metadata", with_error_responses(info.metadata), methods=["GET"]),
+        Route("/schema", with_error_responses(info.schema), methods=["GET"]),
+        Route("/sessions", info.sessions, methods=["GET"]),
+        Route("/openapi.json", info.openapi, methods=["GET"]),
+        Route("/docs", info.docs, methods=["GET"]),
+        Route("/redoc", info.docs, methods=["GET"]),
+        *environment_routes(service.spec.cls),
         Route("/list_environments", tasks.environments, methods=["GET"]),
-        Route("/{environment}/splits", answering(tasks.splits), methods=["GET"]),
-        Route("/{environment}/tasks", answering(tasks.tasks), methods=["POST"]),
-        Route("/{environment}/num_tasks", answering(tasks.num_tasks), methods=["POST"]),
-        Route("/{environment}/task", answering(tasks.task), methods=["POST"]),
-        Route("/{environment}/task_range", answering(tasks.task_range), methods=["POST"]),
+        Route("/{environment}/splits", with_error_responses(tasks.splits), methods=["GET"]),
+        Route("/{environment}/tasks", with_error_responses(tasks.tasks), methods=["POST"]),
+        Route("/{environment}/num_tasks", with_error_responses(tasks.num_tasks), methods=["POST"]),
+        Route("/{environment}/task", with_error_responses(tasks.task), methods=["POST"]),
+        Route("/{environment}/task_range", with_error_responses(tasks.task_range), methods=["POST"]),
     ]
 
 
-def own_routes(cls: Any) -> list[Any]:
-    """Routes that an environment class brings along, behind the same gate as all others."""
+def environment_routes(cls: Any) -> list[Any]:
+    """Routes that the environment class adds. They have the same access check as all others."""
     return list(cls.http_routes()) if hasattr(cls, "http_routes") else []
 
 
-class Socket:
+class WebSocketEndpoint:
     """The ASGI endpoint of both WebSocket paths."""
 
     def __init__(self, service: Service) -> None:
@@ -175,15 +185,15 @@ class Socket:
         await serve_socket(self.service, scope, receive, send)
 
 
-class About:
-    """What the server says about itself and its environment."""
+class InfoRoutes:
+    """Routes that describe the server and its environment."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self._openapi: dict[str, Any] | None = None
 
     async def health(self, request: Request) -> Response:
-        """200 while environments can be built and newcomers are welcome; being full is healthy."""
+        """200 while environments can be built and the server does not drain. A full server is healthy."""
         service = self.service
         builds = await service.can_build()
         statistics = service.manager.statistics()
@@ -192,30 +202,31 @@ class About:
             status = "draining"
         body: dict[str, Any] = {"status": status}
         if service.config.access.token is None or has_token(service.config.access, request.headers.get):
-            taken = service.manager.slots.taken()
+            active = service.manager.slots.taken()
             body |= asdict(statistics)
-            body |= {"sessions": taken, "available": max(0, statistics.capacity - taken), "can_build": builds}
-            if service.colleagues is not None:
-                body["waiting"] = service.colleagues.count_waiting()
-            body |= {"environment": service.blueprint.name, "version": paddock.__version__}
+            body |= {"sessions": active, "available": max(0, statistics.capacity - active), "can_build": builds}
+            if service.siblings is not None:
+                body["waiting"] = service.siblings.count_waiting()
+            body |= {"environment": service.spec.name, "version": paddock.__version__}
         return JSONBytes(body, 200 if status == "healthy" else 503)
 
     async def metrics(self, request: Request) -> Response:
         manager = self.service.manager
-        own = prometheus(manager.metrics, manager.statistics(), manager.worker)
-        others = [text.decode() for text in await self._others(request)]
-        return PlainTextResponse(merge_texts([own, *others]), media_type="text/plain; version=0.0.4")
+        texts = [prometheus(manager.metrics, manager.statistics(), manager.worker)]
+        texts += [text.decode() for text in await self._gather_from_siblings(request)]
+        return PlainTextResponse(merge_texts(texts), media_type="text/plain; version=0.0.4")
 
     async def metadata(self, request: Request) -> Response:
         return JSONBytes((await self.service.metadata()).model_dump())
 
     async def schema(self, request: Request) -> Response:
-        return JSONBytes(self.service.blueprint.schemas())
+        return JSONBytes(self.service.spec.schemas())
 
     async def sessions(self, request: Request) -> Response:
-        own = [asdict(info) for info in self.service.manager.sessions()]
-        others = [info for answer in await self._others(request) for info in orjson.loads(answer)]
-        return JSONBytes([*own, *others])
+        sessions = [asdict(session) for session in self.service.manager.sessions()]
+        for response in await self._gather_from_siblings(request):
+            sessions += orjson.loads(response)
+        return JSONBytes(sessions)
 
     async def openapi(self, request: Request) -> Response:
         return JSONBytes(self._description())
@@ -223,27 +234,27 @@ class About:
     async def docs(self, request: Request) -> Response:
         return HTMLResponse(openapi.page(self._description()))
 
-    async def _others(self, request: Request) -> list[bytes]:
-        """What the other workers answer to the same question, unless it is one of them who asks."""
-        colleagues = self.service.colleagues
-        if colleagues is None or request.headers.get(INSIDE_HEADER):
+    async def _gather_from_siblings(self, request: Request) -> list[bytes]:
+        """The responses of the other workers to the same request; none if one of them sent it."""
+        siblings = self.service.siblings
+        if siblings is None or request.headers.get(INTERNAL_HEADER):
             return []
-        known = {k: v for k, v in request.headers.items() if k in ("authorization", "host")}
-        return await colleagues.gather(request.url.path, known)
+        headers = {k: v for k, v in request.headers.items() if k in ("authorization", "host")}
+        return await siblings.gather(request.url.path, headers)
 
     def _description(self) -> dict[str, Any]:
         if self._openapi is None:
             simulation = self.service.config.mode == "simulation"
-            self._openapi = openapi.describe(self.service.blueprint, simulation=simulation)
+            self._openapi = openapi.describe(self.service.spec, simulation=simulation)
         return self._openapi
 
 
 class Application(Starlette):
-    """Starlette, with the one path that agents call all the time taken before routing."""
+    """Starlette, except that `/mcp` skips routing: agents call it all the time."""
 
     def __init__(self, service: Service, **options: Any) -> None:
         super().__init__(**options)
-        self._mcp = Patient(Gate(McpEndpoint(service), service))
+        self._mcp = SseKeepAlive(AccessMiddleware(McpEndpoint(service), service))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] == "/mcp":
@@ -252,8 +263,8 @@ class Application(Starlette):
             await super().__call__(scope, receive, send)
 
 
-class Gate:
-    """Checks access before anything else, and sends a request on to the worker that keeps its session."""
+class AccessMiddleware:
+    """Checks access first, then forwards a request to the worker that keeps its session."""
 
     def __init__(self, app: Any, service: Service) -> None:
         self.app = app
@@ -283,10 +294,10 @@ class Gate:
         except PaddockError as error:
             await error_response(error)(scope, receive, send)
             return
-        colleagues = self.service.colleagues
-        # Any worker answers for the page, and some of its answers have no end.
-        own = path.startswith(f"{PAGE}api/")
-        if colleagues is not None and not own and await colleagues.forwarded(scope, receive, send, header):
+        siblings = self.service.siblings
+        # Any worker can answer for the page, and some of its answers are endless streams.
+        is_page = path.startswith(f"{PAGE}api/")
+        if siblings is not None and not is_page and await siblings.forwarded(scope, receive, send, header):
             return
         lease = header(LEASE_HEADER)
         if lease is None:
@@ -301,7 +312,7 @@ class Gate:
 
 @asynccontextmanager
 async def _lifespan(service: Service, app: Starlette) -> AsyncIterator[None]:
-    cls: Any = service.blueprint.cls
+    cls: Any = service.spec.cls
     service.start()
     try:
         async with cls.lifespan() if hasattr(cls, "lifespan") else nullcontext():

@@ -1,8 +1,8 @@
-"""HTTP requests passed on to the worker that keeps their session, over its Unix socket.
+"""Forwards HTTP requests to the worker that keeps their session, over its Unix socket.
 
-A request goes on byte for byte: header values may hold any byte, a path any percent-encoding, a header may be
-repeated. What cannot be delivered is retried until a deadline. Then the answer is "try again later" as long as the
-worker lives; that its sessions are lost is said only of a worker that has ended.
+A request is forwarded byte for byte: header values may hold any byte, a path any percent-encoding, a header may be
+repeated. Delivery is retried until a deadline. Then the answer is "try again later" as long as the worker lives. Only
+when it has ended, the answer is that its sessions are lost.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from paddock.server.workers import Table
+    from paddock.server.workers import WorkerTable
 
     Headers = list[tuple[bytes, bytes]]
 
 CHUNK = 65536
 DELIVERY_SECONDS = 5.0
-"""How long a request waits for a worker that takes no connection."""
+"""How long a request waits for a worker that accepts no connection."""
 STALLED_SECONDS = 60.0
-"""A worker whose loop stands still for so long will not answer."""
-ASK_AGAIN_SECONDS = 0.02
-NOTICED_SECONDS = 0.5
-"""The supervisor notices the end of a worker sooner."""
+"""A worker whose event loop is blocked for so long will not answer."""
+RETRY_SECONDS = 0.02
+EXIT_NOTICE_SECONDS = 0.5
+"""The worker manager notices the end of a worker sooner."""
 IDLE_SECONDS = 30.0
-"""A connection that was unused for longer may just be closed by the other side, which keeps it for 75 s."""
+"""A connection that was idle for longer is not used again: the worker closes it after 75 s."""
 
 
 class NotReached(ConnectionError):
-    """Another worker takes no connection: nothing was sent to it."""
+    """Another worker accepts no connection: nothing was sent to it."""
 
 
-BROKEN_OFF = (OSError, h11.RemoteProtocolError)
+CONNECTION_ERRORS = (OSError, h11.RemoteProtocolError)
 
 
 class WorkerConnection:
@@ -53,15 +53,15 @@ class WorkerConnection:
         self.used_at = time.monotonic()
 
     @classmethod
-    async def to(cls, path: str) -> WorkerConnection:
+    async def open(cls, path: str) -> WorkerConnection:
         """Raises NotReached: BlockingIOError is its cause if the worker only has too many connections to accept."""
-        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        near.setblocking(False)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setblocking(False)
         try:
-            near.connect(path)
-            return cls(*await asyncio.open_unix_connection(sock=near))
+            connection.connect(path)
+            return cls(*await asyncio.open_unix_connection(sock=connection))
         except OSError as error:
-            near.close()
+            connection.close()
             raise NotReached(str(error)) from error
 
     async def send(self, method: str, target: bytes, headers: Headers, body: bytes) -> h11.Response:
@@ -97,10 +97,10 @@ class WorkerConnection:
         self._writer.close()
 
 
-class Pool:
+class WorkerConnections:
     """Connections to the other workers."""
 
-    def __init__(self, folder: Path, table: Table) -> None:
+    def __init__(self, folder: Path, table: WorkerTable) -> None:
         self._folder = folder
         self._table = table
         self._idle: dict[int, list[WorkerConnection]] = {}
@@ -112,11 +112,11 @@ class Pool:
             if self._table.is_awake(worker):
                 idle = self._idle.setdefault(worker, [])
                 while idle:
-                    if (known := idle.pop()).is_usable():
-                        return known
-                    known.close()
+                    if (connection := idle.pop()).is_usable():
+                        return connection
+                    connection.close()
             try:
-                opened = await WorkerConnection.to(str(self._folder / f"{worker}.http"))
+                opened = await WorkerConnection.open(str(self._folder / f"{worker}.http"))
                 if self._table.is_awake(worker):
                     return opened
                 opened.close()
@@ -126,7 +126,7 @@ class Pool:
             if time.monotonic() > deadline:
                 message = "the worker that keeps this session does not answer, the call was not carried out"
                 raise WorkerUnavailable(message, hint="try again: the session is still there")
-            await asyncio.sleep(ASK_AGAIN_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
     def put_back(self, worker: int, connection: WorkerConnection) -> None:
         connection.used_at = time.monotonic()
@@ -137,15 +137,15 @@ class Pool:
             await asyncio.sleep(1.0)
 
     async def explain(self, worker: int, life: int, error: Exception) -> PaddockError:
-        """What a client is told whose call broke off: is the worker of that `life` gone, or only the connection?"""
+        """The error for a call that broke off: has the worker of that `life` ended, or only the connection?"""
         if isinstance(error, NotReached):
             message = f"the worker that keeps this session cannot be reached, the call was not carried out: {error}"
             return HostLost(message, hint="its sessions are lost with a worker; open a new one")
-        deadline = time.monotonic() + NOTICED_SECONDS
+        deadline = time.monotonic() + EXIT_NOTICE_SECONDS
         while self._table.life(worker) == life:
             if time.monotonic() > deadline:
                 message = f"the connection to the worker broke off, the call may have been carried out: {error}"
                 return WorkerUnavailable(message, hint="ask for the state before you call again")
-            await asyncio.sleep(ASK_AGAIN_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
         message = f"the worker that keeps this session broke off, the call may have been carried out: {error}"
         return HostLost(message, hint="its sessions are lost with a worker; open a new one")

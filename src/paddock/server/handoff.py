@@ -28,9 +28,9 @@ logger = logging.getLogger("paddock.workers")
 
 HANDSHAKE = b"handshake "
 CLAIM = b"1"
-LARGEST_NOTE = 200_000
+MAX_NOTE_BYTES = 200_000
 """A datagram holds no more."""
-SEND_AGAIN_SECONDS = 0.005
+RETRY_SECONDS = 0.005
 OWNER_SECONDS = 5.0
 """How long a connection waits for the worker that keeps its session. Clients wait 10 s for a handshake."""
 NEWCOMER_SECONDS = 1.0
@@ -44,26 +44,26 @@ TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r
 
 
 class HandOff:
-    """One connection on its way. `taken_back` is called if nobody claimed it in time."""
+    """One connection on its way. `on_return` is called if nobody claimed it in time."""
 
-    def __init__(self, transport: Any, note: bytes, seconds: float, taken_back: Callable[[], None]) -> None:
+    def __init__(self, transport: Any, note: bytes, seconds: float, on_return: Callable[[], None]) -> None:
         self.note = note
         self._transport = transport
-        self._taken_back = taken_back
+        self._on_return = on_return
         self._loop = asyncio.get_running_loop()
-        self.claim, self._far_claim = socket.socketpair()
+        self.claim, self._receiver_claim = socket.socketpair()
         self.claim.setblocking(False)
-        # Dropped by the sender only when claimed: what the client sends meanwhile is the receiver's to read.
+        # What the client sends from now on must be read by the receiver.
         transport.pause_reading()
         self.is_over = False
         self._timer = self._loop.call_later(seconds, self.settle)
         self._loop.add_reader(self.claim.fileno(), self.settle)
 
     def descriptors(self) -> list[int]:
-        return [self._transport.get_extra_info("socket").fileno(), self._far_claim.fileno()]
+        return [self._transport.get_extra_info("socket").fileno(), self._receiver_claim.fileno()]
 
-    def was_sent(self) -> None:
-        self._far_claim.close()
+    def close_receiver_claim(self) -> None:
+        self._receiver_claim.close()
 
     def settle(self) -> None:
         """The receiver has claimed it, has dropped it, or the time is up."""
@@ -77,15 +77,15 @@ class HandOff:
             self.claim.shutdown(socket.SHUT_RD)
             claimed = self.claim.recv(1)
         self.claim.close()
-        self._far_claim.close()
+        self._receiver_claim.close()
         if claimed == CLAIM:
             self._transport.abort()
         elif not self._transport.is_closing():
             self._transport.resume_reading()
-            self._taken_back()
+            self._on_return()
 
 
-class Outbox:
+class HandOffSender:
     """Datagrams to the other workers. Those that do not fit into a receiver's queue wait here."""
 
     def __init__(self, folder: Path) -> None:
@@ -100,18 +100,18 @@ class Outbox:
 
     def hand_over(self, worker: int, transport: Any, request: bytes) -> bool:
         """Give the connection of a session to the worker that keeps it; it is answered in any case."""
-        if len(HANDSHAKE + request) > LARGEST_NOTE:
+        if len(HANDSHAKE + request) > MAX_NOTE_BYTES:
             _answer(transport, TOO_LONG)
             return True
 
-        def taken_back() -> None:
+        def on_return() -> None:
             logger.warning("worker %d did not take a connection within %g s", worker, OWNER_SECONDS)
             _answer(transport, TRY_LATER)
 
         try:
-            hand_off = HandOff(transport, HANDSHAKE + request, OWNER_SECONDS, taken_back)
+            hand_off = HandOff(transport, HANDSHAKE + request, OWNER_SECONDS, on_return)
         except OSError:
-            taken_back()
+            on_return()
             return True
         waiting = self._waiting.setdefault(worker, deque())
         waiting.append(hand_off)
@@ -119,27 +119,27 @@ class Outbox:
             self._flush(worker)
         return True
 
-    def offer(self, worker: int, transport: Any, request: bytes, taken_back: Callable[[], None]) -> bool:
-        """Give a newcomer to a worker with less to do. False if it has much to read already."""
-        if self._waiting.get(worker) or len(HANDSHAKE + request) > LARGEST_NOTE:
+    def offer(self, worker: int, transport: Any, request: bytes, on_return: Callable[[], None]) -> bool:
+        """Give a connection without a session to a worker with a lower load. False if that worker's queue is full."""
+        if self._waiting.get(worker) or len(HANDSHAKE + request) > MAX_NOTE_BYTES:
             return False
         try:
-            hand_off = HandOff(transport, HANDSHAKE + request, NEWCOMER_SECONDS, taken_back)
+            hand_off = HandOff(transport, HANDSHAKE + request, NEWCOMER_SECONDS, on_return)
         except OSError:
             return False
-        if not self._is_sent(worker, hand_off):
-            # Nobody else has it: it settles at once, and is served here.
+        if not self._send(worker, hand_off):
+            # It was not sent: settle it at once, and serve it here.
             hand_off.settle()
         return True
 
     def _flush(self, worker: int) -> None:
         waiting = self._waiting[worker]
-        while waiting and (waiting[0].is_over or self._is_sent(worker, waiting[0])):
+        while waiting and (waiting[0].is_over or self._send(worker, waiting[0])):
             waiting.popleft()
         if waiting:
-            asyncio.get_running_loop().call_later(SEND_AGAIN_SECONDS, self._flush, worker)
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush, worker)
 
-    def _is_sent(self, worker: int, hand_off: HandOff) -> bool:
+    def _send(self, worker: int, hand_off: HandOff) -> bool:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", hand_off.descriptors()))]
         try:
             self._socket.sendmsg([hand_off.note], rights, 0, self._address(worker))
@@ -147,7 +147,7 @@ class Outbox:
             # A full queue, too many descriptors in flight, or a worker that is being replaced: none of them lasts.
             logger.debug("worker %d takes no connection now: %s", worker, error)
             return False
-        hand_off.was_sent()
+        hand_off.close_receiver_claim()
         return True
 
     def _address(self, worker: int) -> str:

@@ -33,21 +33,22 @@ from paddock.errors import (
 )
 from paddock.protocol.codec import encode, model_fields, observation_body
 from paddock.protocol.episode import GetState, Reset, Step
-from paddock.protocol.finite import place_of_nonfinite, problem_at
+from paddock.protocol.finite import find_nonfinite, problem_at
 from paddock.protocol.messages import ResetArguments, error_list
-from paddock.protocol.redact import told
-from paddock.server.hello import Hello
-from paddock.sessions.numbered import request_number
-from paddock.sessions.session import Door, Session
+from paddock.protocol.redact import describe_error
+from paddock.server.handshake import ClientHandshake
+from paddock.sessions.session import Origin, Session
 
 if TYPE_CHECKING:
     from paddock.server.access import Header
-    from paddock.server.rpc import Left
+    from paddock.server.rpc import DisconnectWait
     from paddock.server.service import Service
 
 logger = logging.getLogger("paddock.server")
 SESSION_HEADER = "session-id"
 SESSION_COOKIE = "paddock_session"
+REQUEST_NUMBER_HEADER = "request-number"
+MAX_NUMBER_DIGITS = 15
 NOT_AN_OBJECT = "Input should be a valid dictionary or object to extract fields from"
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -55,7 +56,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class JSONBytes(Response):
-    """An answer that is JSON already, or is encoded once."""
+    """A JSON response. Bytes are sent as they are."""
 
     media_type = "application/json"
 
@@ -74,7 +75,7 @@ class StepBody(BaseModel):
 
 
 class BadBody(InvalidMessage):
-    """A body that does not fit; `detail` is the list FastAPI would send."""
+    """A body that does not match its model; `detail` is the list that FastAPI would send."""
 
     def __init__(self, detail: list[dict[str, Any]]) -> None:
         super().__init__("Invalid request", errors=detail)
@@ -123,9 +124,9 @@ async def read_model(request: Request, model: type[ModelT], limit: int, *, optio
         raise BadBody([_not_json(raw, error)]) from None
     if not isinstance(document, dict):
         raise BadBody([{"type": "model_attributes_type", "loc": ["body"], "msg": NOT_AN_OBJECT, "input": document}])
-    place = place_of_nonfinite(document)
-    if place is not None:
-        raise BadBody([problem_at(["body", *place])])
+    location = find_nonfinite(document)
+    if location is not None:
+        raise BadBody([problem_at(["body", *location])])
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -170,31 +171,31 @@ def error_response(error: PaddockError) -> JSONBytes:
     return JSONBytes({"detail": wire.pop("message"), **wire}, error.http_status, headers)
 
 
-def answering(endpoint: Endpoint) -> Endpoint:
+def with_error_responses(endpoint: Endpoint) -> Endpoint:
     """Turn the errors of an endpoint into answers; the connection stays usable."""
 
-    async def answered(request: Request) -> Response:
+    async def wrapped(request: Request) -> Response:
         try:
             return await endpoint(request)
         except (ClientDisconnect, HTTPException):
             raise
         except Exception as error:
-            return _answer_to(error, request)
+            return _error_to_response(error, request)
 
-    return answered
+    return wrapped
 
 
-def _answer_to(error: Exception, request: Request) -> Response:
+def _error_to_response(error: Exception, request: Request) -> Response:
     if isinstance(error, PaddockError):
         return error_response(error)
     logger.error("%s failed", request.url.path, exc_info=error)
-    return error_response(EnvironmentFailure(told(error), error_type=type(error).__name__))
+    return error_response(EnvironmentFailure(describe_error(error), error_type=type(error).__name__))
 
 
 # -- the routes ---------------------------------------------------------------------------------------
 
 
-class Episodes:
+class EpisodeRoutes:
     """`/reset`, `/step` and `/state`."""
 
     def __init__(self, service: Service) -> None:
@@ -204,13 +205,13 @@ class Episodes:
     async def reset(self, request: Request) -> Response:
         arguments = await read_model(request, ResetArguments, self.limit, optional=True)
         async with self._episode(request, begins=True) as session:
-            return await self._carry_out(request, session, Reset(arguments.given()), observation_body)
+            return await self._carry_out(request, session, Reset(arguments.sent_arguments()), observation_body)
 
     async def step(self, request: Request) -> Response:
         body = await read_model(request, StepBody, self.limit)
-        action = self.service.blueprint.wire.parse_action(body.action)
-        given = {"timeout_s": body.timeout_s, "request_id": body.request_id}
-        extras = {**(body.__pydantic_extra__ or {}), **{k: v for k, v in given.items() if v is not None}}
+        action = self.service.spec.wire.parse_action(body.action)
+        declared = {"timeout_s": body.timeout_s, "request_id": body.request_id}
+        extras = {**(body.__pydantic_extra__ or {}), **{k: v for k, v in declared.items() if v is not None}}
         async with self._episode(request) as session:
             step = Step(action, extras or None)
             return await self._carry_out(request, session, step, observation_body, body.timeout_s)
@@ -223,40 +224,42 @@ class Episodes:
         self,
         request: Request,
         session: Session,
-        asked: Reset | Step | GetState,
+        operation: Reset | Step | GetState,
         write: Callable[[Any], dict[str, Any]],
         timeout: float | None = None,
     ) -> Response:
-        """Answer a request. A numbered one, in a session that lasts, goes on when its client hangs up."""
-        ask = partial(self.service.dispatch.ask, session, asked, timeout=timeout)
+        """Answer a request. A numbered one, in a session that lasts, runs on when its client disconnects."""
+        execute = partial(self.service.dispatch.execute, session, operation, timeout=timeout)
         number = request_number(request.headers.get)
         if number is None or not self.service.manager.knows(session.token):
-            return self._written(session, write(await ask(left=leaving(request))))
+            disconnect_wait = partial(wait_for_disconnect, request.receive)
+            return self._response(session, write(await execute(disconnect_wait=disconnect_wait)))
 
         async def answer() -> Response:
             try:
-                return self._written(session, write(await ask()))
+                return self._response(session, write(await execute()))
             except Exception as error:
-                return _answer_to(error, request)
+                return _error_to_response(error, request)
 
-        response: Response = await session.answer_once(number, lambda: self.service.spawn(answer()))
+        response: Response = await session.http_requests.answer(number, lambda: self.service.spawn(answer()))
         return response
 
     @asynccontextmanager
     async def _episode(self, request: Request, *, begins: bool = False) -> AsyncIterator[Session]:
-        """The session a request goes on in, a new one if it begins an episode, or one for this call alone."""
+        """The session that the request names, a new one if it begins an episode, or one for this call alone."""
         manager = self.service.manager
         token = None if self.service.outlives_its_loops else session_token(request)
         if token is not None and (not begins or manager.knows(token)):
             session = self.service.manager.find(token)
-            session.went_on = session.went_on or not begins
-            session.heard_of()
+            session.was_continued = session.was_continued or not begins
+            session.record_activity()
             yield session
             return
         if begins:
-            wait = time_to_wait(request.headers.get) or 0.0
+            wait = requested_queue_timeout(request.headers.get) or 0.0
             try:
-                session = await unless_left(leaving(request), manager.open(Door.HTTP, wait=wait))
+                disconnect_wait = partial(wait_for_disconnect, request.receive)
+                session = await cancel_on_disconnect(disconnect_wait, manager.open(Origin.HTTP, wait=wait))
             except CapacityReached:
                 pass
             else:
@@ -265,7 +268,7 @@ class Episodes:
         async with manager.borrow() as session:
             yield session
 
-    def _written(self, session: Session, body: dict[str, Any]) -> Response:
+    def _response(self, session: Session, body: dict[str, Any]) -> Response:
         response = JSONBytes(body)
         if self.service.manager.knows(session.token):
             response.headers[SESSION_HEADER] = session.token
@@ -277,33 +280,40 @@ def session_token(request: Request) -> str | None:
     return request.headers.get(SESSION_HEADER) or request.cookies.get(SESSION_COOKIE)
 
 
-def time_to_wait(header: Header) -> float | None:
-    """How long a client is ready to wait for a slot; None if it does not say."""
-    return Hello.read("", "", header).queue_timeout
+def request_number(header: Header) -> int | None:
+    """The number of a request; None if it has none. Raises InvalidMessage for what is no number."""
+    text = header(REQUEST_NUMBER_HEADER)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_NUMBER_DIGITS):
+        problem = {"type": "int", "loc": ["header", REQUEST_NUMBER_HEADER], "msg": "a whole number is needed"}
+        raise InvalidMessage("Invalid message", errors=[problem])
+    return int(text)
 
 
-def leaving(request: Request) -> Left:
-    """Returns when the client of this request hangs up."""
-    return partial(disconnected, request.receive)
+def requested_queue_timeout(header: Header) -> float | None:
+    """How many seconds the client waits for a slot; None if it does not say."""
+    return ClientHandshake.read("", "", header).queue_timeout
 
 
-async def disconnected(receive: Any) -> None:
+async def wait_for_disconnect(receive: Any) -> None:
+    """Return when the client has disconnected. `receive` is ASGI's."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def unless_left(left: Left, waiting: Coroutine[Any, Any, T]) -> T:
-    """What `waiting` returns. It is cancelled if its client leaves before: raises ClientDisconnect."""
-    task = asyncio.ensure_future(waiting)
-    watch = asyncio.ensure_future(left())
+async def cancel_on_disconnect(disconnect_wait: DisconnectWait, coroutine: Coroutine[Any, Any, T]) -> T:
+    """What `coroutine` returns. If `disconnect_wait` returns first, cancels it and raises ClientDisconnect."""
+    task = asyncio.ensure_future(coroutine)
+    watcher = asyncio.ensure_future(disconnect_wait())
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
         task.cancel()
-        watch.cancel()
+        watcher.cancel()
 
 
 class SplitBody(BaseModel):
@@ -321,8 +331,8 @@ class TaskRangeBody(SplitBody):
     stop: int | None = None
 
 
-class Tasks:
-    """The task routes: what an environment has to offer, split by split."""
+class TaskListRoutes:
+    """The task routes: the tasks of an environment, by split."""
 
     SPLIT_TYPES = ("train", "validation", "test")
 
@@ -331,35 +341,35 @@ class Tasks:
         self.limit = service.config.limits.message_bytes
 
     async def environments(self, request: Request) -> Response:
-        return JSONBytes([self.service.blueprint.name])
+        return JSONBytes([self.service.spec.name])
 
     async def splits(self, request: Request) -> Response:
-        return JSONBytes([self._split(split) for split in await self._ask(request, "list_splits")])
+        return JSONBytes([self._split(split) for split in await self._call(request, "list_splits")])
 
     async def tasks(self, request: Request) -> Response:
         body = await read_model(request, SplitBody, self.limit)
-        tasks = await self._ask(request, "list_tasks", body.split)
-        return JSONBytes({"tasks": list(tasks), "env_name": self.service.blueprint.name})
+        tasks = await self._call(request, "list_tasks", body.split)
+        return JSONBytes({"tasks": list(tasks), "env_name": self.service.spec.name})
 
     async def num_tasks(self, request: Request) -> Response:
         body = await read_model(request, SplitBody, self.limit)
-        return JSONBytes({"num_tasks": await self._ask(request, "num_tasks", body.split)})
+        return JSONBytes({"num_tasks": await self._call(request, "num_tasks", body.split)})
 
     async def task(self, request: Request) -> Response:
         body = await read_model(request, TaskBody, self.limit)
-        return JSONBytes({"task": await self._ask(request, "get_task", body.split, body.index)})
+        return JSONBytes({"task": await self._call(request, "get_task", body.split, body.index)})
 
     async def task_range(self, request: Request) -> Response:
         body = await read_model(request, TaskRangeBody, self.limit)
-        tasks = await self._ask(request, "get_task_range", body.split, body.start, body.stop)
+        tasks = await self._call(request, "get_task_range", body.split, body.start, body.stop)
         return JSONBytes({"tasks": list(tasks)})
 
-    async def _ask(self, request: Request, method: str, *arguments: Any) -> Any:
-        """Call a task method on an instance of its own."""
+    async def _call(self, request: Request, method: str, *arguments: Any) -> Any:
+        """Call a task method on an instance for this call alone."""
         name = request.path_params["environment"]
-        if name.lower() != self.service.blueprint.name.lower():
+        if name.lower() != self.service.spec.name.lower():
             raise UnknownEnvironment(f"unknown environment {name!r}")
-        if not callable(getattr(self.service.blueprint.cls, method, None)):
+        if not callable(getattr(self.service.spec.cls, method, None)):
             raise NotSupported(f"{method} is not supported for this environment")
         async with self.service.manager.borrow() as session:
             try:

@@ -1,4 +1,7 @@
-"""What all our servers share: a socket, a loop, uvicorn told to be quiet, and an end that is no failure."""
+"""What every uvicorn server of Paddock uses: a listening socket, the event loop, the uvicorn settings, a clean exit.
+
+Knows nothing of environments: the fleet, the web page and the cluster's gateway run on it too.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,19 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from paddock.errors import ConfigError
-from paddock.server.connection_limits import ConnectionWatch, LimitedProtocol
+from paddock.server.http_protocol import ConnectionMonitor, LimitedProtocol
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
 
-    from paddock.server.one_write import OneWriteProtocol
 
 BACKLOG = 4096
-KEEP_ALIVE = 75
+KEEP_ALIVE_SECONDS = 75
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A listening socket. `shared` lets several processes listen on the same port."""
+    """A listening socket. `shared` lets several processes listen on the same port. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,12 +47,12 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 def url_of(listening: socket.socket, host: str) -> str:
     port = listening.getsockname()[1]
-    shown = "127.0.0.1" if host in ("0.0.0.0", "") else f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"
+    name = "127.0.0.1" if host in ("0.0.0.0", "") else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}"
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed."""
+    """uvloop's, if it is installed; None for asyncio's."""
     try:
         import uvloop
     except ImportError:
@@ -58,14 +60,17 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def quiet_config(
+def uvicorn_config(
     app: Any,
     *,
     lifespan: bool = True,
-    requests: type[OneWriteProtocol] = LimitedProtocol,
+    requests: type[LimitedProtocol] = LimitedProtocol,
     upgrades: type | None = None,
 ) -> uvicorn.Config:
-    """How uvicorn runs an application of ours. `upgrades` is the protocol that takes WebSockets, if any does."""
+    """uvicorn's settings for an application of ours: no access log, no server header, our HTTP protocol.
+
+    `upgrades` is the protocol class for WebSockets.
+    """
     config = uvicorn.Config(
         app,
         loop="none",
@@ -74,7 +79,7 @@ def quiet_config(
         lifespan="on" if lifespan else "off",
         log_config=None,
         access_log=False,
-        timeout_keep_alive=KEEP_ALIVE,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=2,
         server_header=False,
         proxy_headers=False,
@@ -88,16 +93,16 @@ def quiet_config(
 
 
 class StoppableServer(uvicorn.Server):
-    """uvicorn, but to be stopped is a good end, and `ready` is called once it listens."""
+    """uvicorn's server. It returns on SIGTERM and Ctrl-C, and calls `ready` once it listens."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], object] | None = None) -> None:
         super().__init__(config)
         self._ready = ready
-        self._watch = ConnectionWatch(self.server_state.connections)
+        self._monitor = ConnectionMonitor(self.server_state.connections)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop on SIGTERM and Ctrl-C, and end with exit code 0."""
+        """Stop on SIGTERM and Ctrl-C. uvicorn would raise the signal again at the end; here the exit code is 0."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -110,10 +115,10 @@ class StoppableServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._watch.listen_on(sockets)
+        self._monitor.listen_on(sockets)
         if self.started and self._ready is not None:
             self._ready()
 
     async def on_tick(self, counter: int) -> bool:
-        self._watch.look()
+        self._monitor.check()
         return await super().on_tick(counter)

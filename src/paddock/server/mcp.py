@@ -15,13 +15,19 @@ from starlette.requests import ClientDisconnect
 
 from paddock.errors import PaddockError, SessionNotFound
 from paddock.protocol import jsonrpc, mcp
-from paddock.protocol.jsonrpc import Call, RpcError
+from paddock.protocol.jsonrpc import RpcCall, RpcError
+from paddock.protocol.sse import KEEP_ALIVE, MEDIA_TYPE
 from paddock.server.access import lookup
-from paddock.server.http import disconnected, read_body, time_to_wait, unless_left
-from paddock.server.patience import WHOLE
-from paddock.server.rpc import Left, respond, respond_to_batch, written
-from paddock.sessions.numbered import request_number
-from paddock.sessions.session import Door, Session
+from paddock.server.http import (
+    cancel_on_disconnect,
+    read_body,
+    request_number,
+    requested_queue_timeout,
+    wait_for_disconnect,
+)
+from paddock.server.keepalive import PLAIN_RESPONSE
+from paddock.server.rpc import DisconnectWait, encode_response, respond, respond_to_batch
+from paddock.sessions.session import Origin, Session
 
 if TYPE_CHECKING:
     from paddock.server.access import Header
@@ -31,12 +37,12 @@ if TYPE_CHECKING:
 SESSION_HEADER = "mcp-session-id"
 VERSION_HEADER = "mcp-protocol-version"
 JSON = (b"content-type", b"application/json")
-KEEP_ALIVE_EVERY = 15.0
+KEEP_ALIVE_SECONDS = 15.0
 SESSION_GONE = -32001
 
 
 class HttpCaller:
-    """A POST: its header or its parameters name the session."""
+    """The client of a POST. A header or the parameters of the call name the session."""
 
     def __init__(
         self, service: Service, token: str | None, receive: Any = None, header: Header | None = None
@@ -45,52 +51,53 @@ class HttpCaller:
         self.token = token
         self.opened: Session | None = None
         self.speaks_mcp = token is not None
-        self.is_gone = False
-        """Whether it was seen to hang up."""
+        self.is_disconnected = False
+        """Whether the client was seen to disconnect."""
         self._receive = receive
         self._header = header
-        self._made: list[Session] = []
+        self._sessions: list[Session] = []
 
     @property
-    def left(self) -> Left | None:
-        return None if self._receive is None else self._wait_for_disconnect
+    def disconnect_wait(self) -> DisconnectWait | None:
+        return None if self._receive is None else self._record_disconnect
 
-    async def _wait_for_disconnect(self) -> None:
-        await disconnected(self._receive)
-        self.is_gone = True
+    async def _record_disconnect(self) -> None:
+        await wait_for_disconnect(self._receive)
+        self.is_disconnected = True
 
     def owns(self, token: str) -> bool:
         return False
 
-    def known_session(self, params: dict[str, Any]) -> Session | None:
-        named = params.get("session_id") or self.token
-        if not named:
+    def find_session(self, params: dict[str, Any]) -> Session | None:
+        token = params.get("session_id") or self.token
+        if not token:
             return self.opened
-        session = self.service.manager.find(str(named))
-        session.heard_of()
+        session = self.service.manager.find(str(token))
+        session.record_activity()
         return session
 
     def session(self, params: dict[str, Any]) -> AbstractAsyncContextManager[Session]:
-        session = self.known_session(params)
+        session = self.find_session(params)
         return nullcontext(session) if session is not None else self.service.manager.borrow()
 
     async def initialize(self) -> None:
-        self.opened = await self._open(Door.MCP)
+        self.opened = await self._open(Origin.MCP)
 
-    async def create(self) -> str:
-        return (await self._open(Door.CREATED)).token
+    async def create_session(self) -> str:
+        return (await self._open(Origin.CREATED)).token
 
-    async def _open(self, door: Door) -> Session:
-        """A session for a caller that waits for it. Raises ClientDisconnect if it does not."""
-        wait = None if self._header is None else time_to_wait(self._header)
-        opening = self.service.manager.open(door, wait=wait)
-        session = await (opening if self.left is None else unless_left(self.left, opening))
-        self._made.append(session)
+    async def _open(self, origin: Origin) -> Session:
+        """A new session. Raises ClientDisconnect if the client disconnects before."""
+        wait = None if self._header is None else requested_queue_timeout(self._header)
+        opening = self.service.manager.open(origin, wait=wait)
+        wait_for = self.disconnect_wait
+        session = await (opening if wait_for is None else cancel_on_disconnect(wait_for, opening))
+        self._sessions.append(session)
         return session
 
-    def leave(self) -> None:
-        """Nobody will hear of the sessions that were made here."""
-        for session in self._made:
+    def close_sessions(self) -> None:
+        """The client has disconnected and does not know the sessions that its calls opened."""
+        for session in self._sessions:
             session.close("its client left")
 
 
@@ -129,14 +136,14 @@ class McpEndpoint:
         except RpcError as error:
             await _reply(send, _status(jsonrpc.failure(error)), jsonrpc.failure(error))
             return
-        colleagues = self.service.colleagues
-        if colleagues is not None:
-            worker = colleagues.owner(_named_session(calls))
+        siblings = self.service.siblings
+        if siblings is not None:
+            worker = siblings.owner(_named_session(calls))
             if worker is not None:
-                await colleagues.forward(worker, scope, body, receive, send)
+                await siblings.forward(worker, scope, body, receive, send)
                 return
         token = header(SESSION_HEADER)
-        scope[WHOLE] = opens_session(calls)
+        scope[PLAIN_RESPONSE] = opens_session(calls)
         caller = HttpCaller(self.service, token, receive, header)
         session = None
         if token is not None:
@@ -148,12 +155,12 @@ class McpEndpoint:
         try:
             response = await self._respond_once(session, caller, calls, header)
         except PaddockError as error:
-            response = jsonrpc.failure(error, calls.id if isinstance(calls, Call) else None)
+            response = jsonrpc.failure(error, calls.id if isinstance(calls, RpcCall) else None)
         except ClientDisconnect:
             return
         finally:
-            if caller.is_gone:
-                caller.leave()
+            if caller.is_disconnected:
+                caller.close_sessions()
         if not response:
             await _reply(send, 202, None)
             return
@@ -161,17 +168,17 @@ class McpEndpoint:
         await _reply(send, _status(response, calls), response, headers)
 
     async def _respond_once(
-        self, session: Session | None, caller: HttpCaller, calls: list[Call | RpcError] | Call, header: Header
+        self, session: Session | None, caller: HttpCaller, calls: list[RpcCall | RpcError] | RpcCall, header: Header
     ) -> Any:
-        """Like `_respond`; numbered calls in a session are carried out at most once, and go on without a client."""
+        """Like `_respond`. Numbered calls in a session are executed at most once, and run on without a client."""
         number = None if session is None else request_number(header)
         if session is None or number is None:
             return await self._respond(caller, calls)
         lasting = HttpCaller(self.service, caller.token)
-        return await session.answer_once(number, lambda: self.service.spawn(self._respond(lasting, calls)))
+        return await session.http_requests.answer(number, lambda: self.service.spawn(self._respond(lasting, calls)))
 
-    async def _respond(self, caller: HttpCaller, calls: list[Call | RpcError] | Call) -> Any:
-        if isinstance(calls, Call):
+    async def _respond(self, caller: HttpCaller, calls: list[RpcCall | RpcError] | RpcCall) -> Any:
+        if isinstance(calls, RpcCall):
             return await respond(self.service, caller, calls)
         return await respond_to_batch(self.service, caller, calls)
 
@@ -184,7 +191,7 @@ class McpEndpoint:
         await _reply(send, 204, None)
 
     async def _stream(self, token: str, receive: Any, send: Any) -> None:
-        """Nothing is pushed over it: it tells us that the client lives, and tells it when the session ends."""
+        """Nothing is pushed over the stream. It shows that the client lives, and it ends with the session."""
         try:
             session = self.service.manager.find(token)
         except SessionNotFound as error:
@@ -201,50 +208,49 @@ class Stream:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._over = asyncio.Event()
+        self._ended = asyncio.Event()
 
-    def holds_back(self, work: Work) -> bool:
+    def is_blocked(self, work: Work) -> bool:
         """Never: answers go back in the POST that asked."""
         return False
 
     def send(self, frame: bytes) -> None:
         """Nothing is sent here."""
 
-    def session_closed(self, error: PaddockError) -> None:
-        self._over.set()
+    def on_session_closed(self, error: PaddockError) -> None:
+        self._ended.set()
 
-    def replaced(self) -> None:
-        self._over.set()
+    def on_replaced(self) -> None:
+        self._ended.set()
 
     async def hold(self, receive: Any, send: Any) -> None:
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+        headers = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self.session.attach(self)
         listener = asyncio.create_task(self._listen(receive))
         try:
-            while not self._over.is_set():
-                await send({"type": "http.response.body", "body": b": here\n\n", "more_body": True})
+            while not self._ended.is_set():
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(KEEP_ALIVE_EVERY):
-                        await self._over.wait()
+                    async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                        await self._ended.wait()
         finally:
             listener.cancel()
             self.session.detach(self, dropped=True)
         await send({"type": "http.response.body", "body": b""})
 
     async def _listen(self, receive: Any) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._over.set()
+        await wait_for_disconnect(receive)
+        self._ended.set()
 
 
 def _status(response: Any, calls: Any = None) -> int:
-    """Always 200, but for the stateless revision, which has statuses for what is wrong with a request itself."""
+    """Always 200, except for the stateless revision of MCP, which has statuses for malformed requests."""
     error = response.get("error") if isinstance(response, dict) else None
     if error is None:
         return 200
     if error["code"] == jsonrpc.METHOD_NOT_FOUND:
-        return 404 if isinstance(calls, Call) and mcp.is_stateless(calls.params) else 200
+        return 404 if isinstance(calls, RpcCall) and mcp.is_stateless(calls.params) else 200
     return 400 if error["code"] in (mcp.UNSUPPORTED_VERSION, mcp.HEADER_MISMATCH) else 200
 
 
@@ -253,9 +259,9 @@ def speaks_known_version(header: Header) -> bool:
     return header(VERSION_HEADER) in (None, *mcp.VERSIONS)
 
 
-def _check_headers(header: Header, calls: list[Call | RpcError] | Call) -> None:
-    """A stateless request repeats in its headers what it is, for whoever stands in between. Both must agree."""
-    if not isinstance(calls, Call) or not mcp.is_stateless(calls.params):
+def _check_headers(header: Header, calls: list[RpcCall | RpcError] | RpcCall) -> None:
+    """A stateless request repeats its method and name in headers, for proxies. Raises RpcError if they differ."""
+    if not isinstance(calls, RpcCall) or not mcp.is_stateless(calls.params):
         return
     expected = {
         VERSION_HEADER: mcp.stateless_version(calls.params),
@@ -263,48 +269,50 @@ def _check_headers(header: Header, calls: list[Call | RpcError] | Call) -> None:
         "mcp-name": calls.params.get("name"),
     }
     for name, value in expected.items():
-        told = header(name)
-        if told is not None and mcp.header_value(told) != value:
-            message = f"the header {name} says {told!r}, the request {value!r}"
+        text = header(name)
+        if text is not None and mcp.header_value(text) != value:
+            message = f"the header {name} says {text!r}, the request {value!r}"
             raise RpcError(mcp.HEADER_MISMATCH, message, id=calls.id)
 
 
-def _named_session(calls: list[Call | RpcError] | Call) -> str:
-    """The session that the first call names which names one in its parameters."""
+def _named_session(calls: list[RpcCall | RpcError] | RpcCall) -> str:
+    """The first `session_id` in the parameters of the calls; empty if there is none."""
     listed = calls if isinstance(calls, list) else [calls]
-    named = (call.params.get("session_id") for call in listed if isinstance(call, Call))
-    return str(next(filter(None, named), ""))
+    tokens = (call.params.get("session_id") for call in listed if isinstance(call, RpcCall))
+    return str(next(filter(None, tokens), ""))
 
 
 async def refuse(error: PaddockError, scope: Any, body: bytes, send: Any) -> None:
-    """Answer a request that did not reach its session. One whose session is lost hears it in the way of whoever named
-    it: by header, or in its parameters."""
+    """Answer a request that did not reach its session.
+
+    A lost session is a 404 if a header named it, and a JSON-RPC error if the parameters did.
+    """
     try:
         calls: Any = jsonrpc.parse(body) if body else None
     except RpcError:
         calls = None
     if not isinstance(error, SessionNotFound):
-        known = calls.id if isinstance(calls, Call) else None
-        await _reply(send, error.http_status, jsonrpc.failure(error, known))
+        request_id = calls.id if isinstance(calls, RpcCall) else None
+        await _reply(send, error.http_status, jsonrpc.failure(error, request_id))
     elif lookup(scope["headers"])(SESSION_HEADER) is not None:
         await _reply(send, 404, _session_gone(error, calls))
     else:
-        await _reply(send, 200, jsonrpc.failure(error, calls.id if isinstance(calls, Call) else None))
+        await _reply(send, 200, jsonrpc.failure(error, calls.id if isinstance(calls, RpcCall) else None))
 
 
 def _session_gone(error: SessionNotFound, calls: Any) -> dict[str, Any]:
-    known = calls.id if isinstance(calls, Call) else None
-    return jsonrpc.failure(RpcError(SESSION_GONE, error.message, jsonrpc.details_of(error)), known)
+    request_id = calls.id if isinstance(calls, RpcCall) else None
+    return jsonrpc.failure(RpcError(SESSION_GONE, error.message, jsonrpc.details_of(error)), request_id)
 
 
-def opens_session(calls: list[Call | RpcError] | Call) -> bool:
-    """Whether a header of the answer will name a new session."""
+def opens_session(calls: list[RpcCall | RpcError] | RpcCall) -> bool:
+    """Whether the response will carry a new session in its header."""
     listed = calls if isinstance(calls, list) else [calls]
-    return any(isinstance(call, Call) and call.method == "initialize" for call in listed)
+    return any(isinstance(call, RpcCall) and call.method == "initialize" for call in listed)
 
 
 async def _reply(send: Any, status: int, document: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    body = b"" if document is None else written(document)
+    body = b"" if document is None else encode_response(document)
     length = (b"content-length", str(len(body)).encode())
     kind = [JSON] if document is not None else []
     await send({"type": "http.response.start", "status": status, "headers": [*kind, length, *(headers or [])]})

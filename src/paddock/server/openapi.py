@@ -7,14 +7,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paddock.sessions.blueprint import Blueprint
+    from paddock.sessions.spec import EnvironmentSpec
 
 _JSON = "application/json"
 
 
-def describe(blueprint: Blueprint, *, simulation: bool) -> dict[str, Any]:
+def describe(spec: EnvironmentSpec, *, simulation: bool) -> dict[str, Any]:
     """OpenAPI 3.1 for one served environment."""
-    schemas = blueprint.schemas()
+    schemas = spec.schemas()
     outcome = {
         "type": "object",
         "properties": {
@@ -67,7 +67,7 @@ def describe(blueprint: Blueprint, *, simulation: bool) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": f"Paddock: {blueprint.name}",
+            "title": f"Paddock: {spec.name}",
             "version": "1.0.0",
             "description": "WebSocket clients use /ws, MCP clients /mcp.",
         },
@@ -105,14 +105,14 @@ def page(document: dict[str, Any]) -> str:
 
 
 def _details(operation: dict[str, Any]) -> list[str]:
-    shown = []
+    sections = []
     body = operation.get("requestBody", {}).get("content", {}).get(_JSON, {}).get("schema")
     if body:
-        shown.append(_schema("request", body))
+        sections.append(_schema("request", body))
     answer = next(iter(operation["responses"]["200"]["content"].values()))["schema"]
     if answer != {"type": "object"}:
-        shown.append(_schema("answer", answer))
-    return shown
+        sections.append(_schema("answer", answer))
+    return sections
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""The JSON-RPC methods that Paddock answers, whichever way a call came.
+"""The JSON-RPC methods that Paddock answers, for every transport.
 
-A `Caller` says which session is meant; the table `METHODS` says what is done in it.
+An `RpcCaller` says which session a call is for; the table `METHODS` maps each method to its handler.
 """
 
 from __future__ import annotations
@@ -25,69 +25,76 @@ from paddock.errors import (
 from paddock.protocol import jsonrpc, mcp
 from paddock.protocol.codec import encode
 from paddock.protocol.episode import CallTool, ListTools
-from paddock.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Call, RpcError
+from paddock.protocol.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    RpcCall,
+    RpcError,
+)
 from paddock.sessions.dispatch import tools_of
-from paddock.sessions.session import Door, Session
+from paddock.sessions.session import Origin, Session
 
 if TYPE_CHECKING:
     from paddock.server.service import Service
 
-Left = Callable[[], Awaitable[None]]
+DisconnectWait = Callable[[], Awaitable[None]]
 BATCH_TOO_BIG = "not executed: the answers to this batch are larger than the largest message already"
 logger = logging.getLogger("paddock.server")
 
 
-class Caller(Protocol):
-    """Who calls, and therefore which session is meant."""
+class RpcCaller(Protocol):
+    """The peer that calls. Each transport has its own way to name the session of a call."""
 
-    is_gone: bool
-    """Whether it is known to have left."""
+    is_disconnected: bool
+    """Whether it was seen to disconnect."""
     speaks_mcp: bool
-    """Whether it began as the MCP spec has it. There a failing tool is a result, and nothing optional is null."""
+    """Whether it sent `initialize`. Then a failing tool is a result, and optional fields are omitted, not null."""
 
     @property
-    def left(self) -> Left | None:
-        """Something that returns when the caller has gone away, if that can be noticed."""
+    def disconnect_wait(self) -> DisconnectWait | None:
+        """A function that returns when the caller has disconnected; None if that cannot be noticed."""
 
     def owns(self, token: str) -> bool:
-        """Whether the call came through the socket of this very session."""
+        """Whether the call came through the socket of the session with this token."""
         ...
 
     def session(self, params: dict[str, Any]) -> AbstractAsyncContextManager[Session]: ...
-    def known_session(self, params: dict[str, Any]) -> Session | None: ...
+    def find_session(self, params: dict[str, Any]) -> Session | None: ...
     async def initialize(self) -> None: ...
-    async def create(self) -> str: ...
+    async def create_session(self) -> str: ...
 
 
 class SocketCaller:
     """A call inside a socket acts in that socket's own session, whatever id it names."""
 
-    left: Left | None = None
-    is_gone = False
+    disconnect_wait: DisconnectWait | None = None
+    is_disconnected = False
 
     def __init__(self, session: Session, *, speaks_mcp: bool = False) -> None:
-        self.own = session
+        self._session = session
         self.speaks_mcp = speaks_mcp
 
     def owns(self, token: str) -> bool:
-        return token in (self.own.id, self.own.token)
+        return token in (self._session.id, self._session.token)
 
     def session(self, params: dict[str, Any]) -> AbstractAsyncContextManager[Session]:
-        return nullcontext(self.own)
+        return nullcontext(self._session)
 
-    def known_session(self, params: dict[str, Any]) -> Session | None:
-        return self.own
+    def find_session(self, params: dict[str, Any]) -> Session | None:
+        return self._session
 
     async def initialize(self) -> None:
         self.speaks_mcp = True
 
-    async def create(self) -> str:
-        """The socket's own session: by a name that opens nothing, unless it was made to be attached to."""
-        return self.own.token if self.own.door is Door.CREATED else self.own.id
+    async def create_session(self) -> str:
+        """The token of the socket's own session if it was made to be attached to; else its id, which opens none."""
+        return self._session.token if self._session.origin is Origin.CREATED else self._session.id
 
 
 async def answer(
-    service: Service, caller: Caller, document: Any, timeout: float | None = None
+    service: Service, caller: RpcCaller, document: Any, timeout: float | None = None
 ) -> dict[str, Any] | None:
     """Answer one parsed JSON-RPC document; None for a notification."""
     try:
@@ -98,7 +105,7 @@ async def answer(
 
 
 async def respond(
-    service: Service, caller: Caller, call: Call, timeout: float | None = None
+    service: Service, caller: RpcCaller, call: RpcCall, timeout: float | None = None
 ) -> dict[str, Any] | None:
     """Carry out one call. Raises ClientDisconnect if its caller left: all other errors are answers here.
 
@@ -107,7 +114,7 @@ async def respond(
     try:
         method = METHODS.get(call.method)
         if call.is_notification or call.method.startswith("notifications/"):
-            _notified(caller, call)
+            _handle_notification(caller, call)
             return None
         if method is None:
             raise RpcError(METHOD_NOT_FOUND, f"Method not found: {call.method}")
@@ -122,16 +129,18 @@ async def respond(
         return jsonrpc.failure(RpcError(INTERNAL_ERROR, f"Internal error: {type(error).__name__}"), call.id)
 
 
-async def respond_to_batch(service: Service, caller: Caller, calls: list[Call | RpcError]) -> list[orjson.Fragment]:
+async def respond_to_batch(
+    service: Service, caller: RpcCaller, calls: list[RpcCall | RpcError]
+) -> list[orjson.Fragment]:
     """Carry out a batch in its order; the answers are JSON already. Raises ClientDisconnect if its caller left.
 
     All answers leave together, so nothing else bounds them: once they are as large as the largest message may be,
-    the calls that are left are not executed.
+    the remaining calls are not executed.
     """
     limit = service.config.limits.message_bytes
     size, answers = 0, []
     for call in calls:
-        if caller.is_gone:
+        if caller.is_disconnected:
             raise ClientDisconnect
         answer: dict[str, Any] | None
         if isinstance(call, RpcError):
@@ -141,13 +150,13 @@ async def respond_to_batch(service: Service, caller: Caller, calls: list[Call | 
         else:
             answer = await respond(service, caller, call)
         if answer is not None:
-            text = written(answer)
+            text = encode_response(answer)
             size += len(text)
             answers.append(orjson.Fragment(text))
     return answers
 
 
-def written(document: Any) -> bytes:
+def encode_response(document: Any) -> bytes:
     """The JSON of an answer. What cannot be written is an error itself."""
     try:
         return encode(document)
@@ -155,28 +164,28 @@ def written(document: Any) -> bytes:
         return encode(jsonrpc.failure(error, document.get("id") if isinstance(document, dict) else None))
 
 
-def respond_at_once(service: Service, caller: Caller, call: Call) -> dict[str, Any] | None:
-    """Like `respond`, for a call of a tool that answers at once. None for any other, and then nothing was done."""
+def respond_inline(service: Service, caller: RpcCaller, call: RpcCall) -> dict[str, Any] | None:
+    """Like `respond`, for a tool call that is answered inline. None for any other call: nothing was executed."""
     if call.method != "tools/call" or call.is_notification or mcp.is_stateless(call.params):
         return None
     try:
         request = _tool_request(call)
-        session = caller.known_session(call.params)
-        if session is None or not service.dispatch.answers_at_once(session):
+        session = caller.find_session(call.params)
+        if session is None or not service.dispatch.answers_inline(session):
             return None
         answers: list[Any] = []
         service.dispatch.submit(session, request, lambda _, answer: answers.append(answer), number=("rpc", call.id))
         answer = answers[0]
         if isinstance(answer, ToolFailure):
-            answer = _failed(caller, call, answer)
+            answer = _failure_result(caller, call, answer)
         if isinstance(answer, PaddockError):
             raise answer
-        return jsonrpc.result(_told(caller, call, answer), call.id)
+        return jsonrpc.result(_in_form_of(caller, call, answer), call.id)
     except PaddockError as error:
         return jsonrpc.failure(error, call.id)
 
 
-async def _initialize(service: Service, caller: Caller, call: Call, _: float | None) -> dict[str, Any]:
+async def _initialize(service: Service, caller: RpcCaller, call: RpcCall, _: float | None) -> dict[str, Any]:
     await caller.initialize()
     return {
         "protocolVersion": mcp.choose_version(call.params.get("protocolVersion")),
@@ -185,34 +194,36 @@ async def _initialize(service: Service, caller: Caller, call: Call, _: float | N
     }
 
 
-async def _ping(_service: Service, caller: Caller, call: Call, _: float | None) -> dict[str, Any]:
-    caller.known_session(call.params)
+async def _ping(_service: Service, caller: RpcCaller, call: RpcCall, _: float | None) -> dict[str, Any]:
+    caller.find_session(call.params)
     return {}
 
 
-async def _list_tools(service: Service, caller: Caller, call: Call, timeout: float | None) -> dict[str, Any]:
-    # As in OpenEnv, an unknown session is told before an environment without tools is.
-    caller.known_session(call.params)
-    tools = tools_of(service.blueprint)
+async def _list_tools(service: Service, caller: RpcCaller, call: RpcCall, timeout: float | None) -> dict[str, Any]:
+    # As in OpenEnv, an unknown session is reported before an environment without tools.
+    caller.find_session(call.params)
+    tools = tools_of(service.spec)
     if tools is None:
         async with caller.session(call.params) as session:
-            tools = await service.dispatch.ask(session, ListTools(), timeout=timeout, left=caller.left)
-    return _told(caller, call, {"tools": tools, **mcp.COMPLETE})
+            tools = await service.dispatch.execute(
+                session, ListTools(), timeout=timeout, disconnect_wait=caller.disconnect_wait
+            )
+    return _in_form_of(caller, call, {"tools": tools, **mcp.COMPLETE})
 
 
-async def _call_tool(service: Service, caller: Caller, call: Call, timeout: float | None) -> Any:
+async def _call_tool(service: Service, caller: RpcCaller, call: RpcCall, timeout: float | None) -> Any:
     request = _tool_request(call)
     async with caller.session(call.params) as session:
         try:
-            result = await service.dispatch.ask(
-                session, request, number=("rpc", call.id), timeout=timeout, left=caller.left
+            result = await service.dispatch.execute(
+                session, request, number=("rpc", call.id), timeout=timeout, disconnect_wait=caller.disconnect_wait
             )
         except ToolFailure as error:
-            result = _failed(caller, call, error)
-        return _told(caller, call, result)
+            result = _failure_result(caller, call, error)
+        return _in_form_of(caller, call, result)
 
 
-def _tool_request(call: Call) -> CallTool:
+def _tool_request(call: RpcCall) -> CallTool:
     name, arguments = call.params.get("name"), call.params.get("arguments")
     if not name:
         raise RpcError(INVALID_PARAMS, "Missing 'name' in params")
@@ -221,27 +232,27 @@ def _tool_request(call: Call) -> CallTool:
     return CallTool(name, arguments or {})
 
 
-def _failed(caller: Caller, call: Call, error: ToolFailure) -> dict[str, Any]:
-    """The result of a tool that ran and failed, for those to whom that is a result. Raises all other errors."""
-    if not _keeps_to_spec(caller, call) or isinstance(error, (ToolNotFound, InvalidToolArguments)):
+def _failure_result(caller: RpcCaller, call: RpcCall, error: ToolFailure) -> dict[str, Any]:
+    """The result of a tool that ran and failed, for callers that follow the MCP spec. Raises the error for others."""
+    if not _follows_spec(caller, call) or isinstance(error, (ToolNotFound, InvalidToolArguments)):
         raise error
     return mcp.tool_failure(error.message)
 
 
-def _told(caller: Caller, call: Call, result: dict[str, Any]) -> dict[str, Any]:
-    """A result in the form of whoever asked."""
-    return mcp.for_mcp(result) if _keeps_to_spec(caller, call) else result
+def _in_form_of(caller: RpcCaller, call: RpcCall, result: dict[str, Any]) -> dict[str, Any]:
+    """A result in the form that the caller expects."""
+    return mcp.for_mcp(result) if _follows_spec(caller, call) else result
 
 
-def _keeps_to_spec(caller: Caller, call: Call) -> bool:
+def _follows_spec(caller: RpcCaller, call: RpcCall) -> bool:
     return caller.speaks_mcp or mcp.is_stateless(call.params)
 
 
-async def _create_session(_service: Service, caller: Caller, *_: Any) -> dict[str, Any]:
-    return {"session_id": await caller.create()}
+async def _create_session(_service: Service, caller: RpcCaller, *_: Any) -> dict[str, Any]:
+    return {"session_id": await caller.create_session()}
 
 
-async def _close_session(service: Service, caller: Caller, call: Call, _: float | None) -> dict[str, Any]:
+async def _close_session(service: Service, caller: RpcCaller, call: RpcCall, _: float | None) -> dict[str, Any]:
     token = call.params.get("session_id")
     if not token:
         raise RpcError(INVALID_PARAMS, "Invalid params - 'session_id' is required")
@@ -255,11 +266,11 @@ async def _close_session(service: Service, caller: Caller, call: Call, _: float 
     return {"session_id": token, "closed": True}
 
 
-async def _discover(service: Service, _caller: Caller, call: Call, _: float | None) -> dict[str, Any]:
+async def _discover(service: Service, _caller: RpcCaller, call: RpcCall, _: float | None) -> dict[str, Any]:
     return mcp.discovery(server_info(service), call.params)
 
 
-METHODS: dict[str, Callable[[Any, Any, Call, float | None], Awaitable[Any]]] = {
+METHODS: dict[str, Callable[[Any, Any, RpcCall, float | None], Awaitable[Any]]] = {
     "initialize": _initialize,
     "ping": _ping,
     "server/discover": _discover,
@@ -271,22 +282,22 @@ METHODS: dict[str, Callable[[Any, Any, Call, float | None], Awaitable[Any]]] = {
 
 
 def server_info(service: Service) -> dict[str, Any]:
-    return {"name": f"paddock:{service.blueprint.name}", "version": paddock.__version__}
+    return {"name": f"paddock:{service.spec.name}", "version": paddock.__version__}
 
 
-def _check_version(call: Call) -> None:
+def _check_version(call: RpcCall) -> None:
     """A request of a revision without `initialize` names its own; refuse those we do not speak."""
-    asked = mcp.stateless_version(call.params)
-    if asked is not None and asked not in mcp.VERSIONS:
-        raise mcp.unsupported(asked)
+    version = mcp.stateless_version(call.params)
+    if version is not None and version not in mcp.VERSIONS:
+        raise mcp.unsupported(version)
 
 
-def _notified(caller: Caller, call: Call) -> None:
-    """Of all notifications only a cancellation asks for something."""
+def _handle_notification(caller: RpcCaller, call: RpcCall) -> None:
+    """Only a cancellation has an effect."""
     if call.method != "notifications/cancelled":
         return
     try:
-        session = caller.known_session(call.params)
+        session = caller.find_session(call.params)
     except SessionError:
         return
     if session is not None:

@@ -1,4 +1,4 @@
-"""Running the application: uvicorn on one port, WebSockets on the fast path, a drain on SIGTERM."""
+"""Runs the application: uvicorn on one port, with the fast path if it is enabled, and a drain on SIGTERM."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from paddock.errors import ConfigError
 from paddock.server.access import is_loopback
 from paddock.server.app import create_app
-from paddock.server.fast import UpgradeRouter, adopt
-from paddock.server.listening import StoppableServer, bind, loop_factory, quiet_config, url_of
-from paddock.server.short_way import ShortWayProtocol
+from paddock.server.http_protocol import LimitedProtocol
+from paddock.server.listening import StoppableServer, bind, loop_factory, url_of, uvicorn_config
+from paddock.server.upgrades import UpgradeRouter, adopt
 
 if TYPE_CHECKING:
     import socket
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from paddock.server.service import Service
 
 logger = logging.getLogger("paddock.server")
-EXECUTOR = "paddock-executor"
-LAST_WAIT = 2.0
-"""How long what an environment has begun on the loop may go on when all else has ended."""
+EXECUTOR_THREADS = "paddock-executor"
+LAST_WAIT_SECONDS = 2.0
+"""How long the remaining tasks of environments may take to end after the drain."""
 
 
 def serve(
@@ -53,7 +53,7 @@ def serve(
     service: Service = app.state.service
     require_token(host, service)
     if workers > 1:
-        from paddock.server.supervisor import serve_workers
+        from paddock.server.worker_manager import serve_workers
 
         serve_workers(app, host, port, workers, announce)
         return
@@ -67,30 +67,32 @@ def run(app: Any, sockets: list[socket.socket]) -> None:
     """Serve on sockets that are bound already. Returns when the server has drained and stopped."""
     service: Service = app.state.service
     server = DrainingServer(server_config(app), service)
-    calm_collector()
+    tune_garbage_collector()
     runner = asyncio.Runner(loop_factory=loop_factory())
-    executor = ThreadPoolExecutor(thread_name_prefix=EXECUTOR)
+    executor = ThreadPoolExecutor(thread_name_prefix=EXECUTOR_THREADS)
     runner.get_loop().set_default_executor(executor)
     try:
         runner.run(server.serve(sockets=sockets))
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
-        if runner.run(_all_ended()):
+        if runner.run(_end_tasks()):
             runner.close()
         else:
-            # To close the loop would wait for them without an end.
+            # Closing the loop would wait for them forever.
             service.left_running = True
             logger.warning("an environment goes on with something that cannot be ended; it is left behind")
 
 
-async def _all_ended() -> bool:
-    """Cancel what still runs on the loop, and wait for it and the default executor, but not for long."""
-    until = monotonic() + LAST_WAIT
+async def _end_tasks() -> bool:
+    """Cancel what still runs on the loop. Whether it and the default executor have ended within the time limit."""
+    deadline = monotonic() + LAST_WAIT_SECONDS
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
-    pending = (await asyncio.wait(tasks, timeout=LAST_WAIT))[1] if tasks else set()
-    while (busy := any(thread.name.startswith(EXECUTOR) for thread in threading.enumerate())) and monotonic() < until:
+    pending = (await asyncio.wait(tasks, timeout=LAST_WAIT_SECONDS))[1] if tasks else set()
+    while (
+        busy := any(thread.name.startswith(EXECUTOR_THREADS) for thread in threading.enumerate())
+    ) and monotonic() < deadline:
         await asyncio.sleep(0.01)
     return not pending and not busy
 
@@ -103,15 +105,15 @@ class DrainingServer(StoppableServer):
         self.service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second cuts the grace short. Neither skips a `close`."""
+        """The first signal drains, the second ends the grace of the drain. Environments are closed in any case."""
         if self.should_exit:
             self.service.hurry()
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.service.colleagues is not None:
-            self.service.colleagues.start(self.service, partial(adopt, self.service, self.server_state))
+        if self.service.siblings is not None:
+            self.service.siblings.start(self.service, partial(adopt, self.service, self.config, self.server_state))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self.service.stop()
@@ -119,13 +121,20 @@ class DrainingServer(StoppableServer):
 
 
 def server_config(app: Any) -> uvicorn.Config:
-    """uvicorn with our own ways for WebSockets and calls of tools. It makes the protocols, so they are classes."""
-    own = {"service": app.state.service}
-    limits = app.state.service.config.limits
-    bounded = {**own, "limits": limits, "head_seconds": limits.header_timeout, "body_seconds": limits.body_timeout}
-    return quiet_config(
-        app, requests=type("Requests", (ShortWayProtocol,), bounded), upgrades=type("Upgrades", (UpgradeRouter,), own)
+    """uvicorn's settings. uvicorn makes the protocols itself, so the service is their class attribute."""
+    service: Service = app.state.service
+    limits = service.config.limits
+    http_protocol = LimitedProtocol if service.fastpath is None else service.fastpath.http_protocol
+    attributes = {"limits": limits, "head_seconds": limits.header_timeout, "body_seconds": limits.body_timeout}
+    config = uvicorn_config(
+        app,
+        requests=type("Requests", (http_protocol,), {"service": service, **attributes}),
+        upgrades=type("Upgrades", (UpgradeRouter,), {"service": service}),
     )
+    config.ws_max_size = limits.message_bytes
+    config.ws_ping_interval, config.ws_ping_timeout = limits.ping_interval, limits.ping_timeout
+    config.ws_per_message_deflate = False
+    return config
 
 
 def require_token(host: str, service: Service) -> None:
@@ -136,8 +145,8 @@ def require_token(host: str, service: Service) -> None:
         )
 
 
-def calm_collector() -> None:
-    """Keep the garbage collector off the thousands of objects that live as long as the server."""
+def tune_garbage_collector() -> None:
+    """Exclude the objects that live as long as the server from garbage collection, and collect less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

@@ -1,4 +1,4 @@
-"""One environment being served: the parts that every transport shares, and their lifetime."""
+"""One served environment: the parts that every transport shares, and their lifetime."""
 
 from __future__ import annotations
 
@@ -7,37 +7,40 @@ import logging
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
+from paddock.config import PADDOCK_FASTPATH
 from paddock.errors import PaddockError
-from paddock.server.outbox import Outbox
 from paddock.sessions.dispatch import Dispatch
 from paddock.sessions.isolation.isolate import isolate
 from paddock.sessions.manager import SessionManager
+from paddock.sessions.threads import Threads
 
 if TYPE_CHECKING:
     from paddock.config import ServerConfig
-    from paddock.server.vector import Lane
-    from paddock.server.workers import Colleagues
-    from paddock.sessions.blueprint import Blueprint
+    from paddock.server.fastpath import FastPath
+    from paddock.server.vector import SubSession
+    from paddock.server.workers import SiblingWorkers
+    from paddock.sessions.spec import EnvironmentSpec
     from paddock.types import EnvironmentMetadata
 
 logger = logging.getLogger("paddock.server")
-TICK = 0.1
-PROBE_WAIT = 0.25
-PROBE_AGAIN = 5.0
-LOOK_AT_SOCKETS_EVERY = 10
+TICK_SECONDS = 0.1
+PROBE_WAIT_SECONDS = 0.25
+PROBE_INTERVAL_SECONDS = 5.0
+TICKS_PER_SOCKET_CHECK = 10
 
 
-class Watched(Protocol):
-    """A socket that wants to be looked after: pinged when silent, dropped when dead."""
+class OpenSocket(Protocol):
+    """A WebSocket that is checked once a second."""
 
-    def look_after(self, now: float) -> None: ...
+    def check_alive(self, now: float) -> None:
+        """Ping it when silent, drop it when dead. Called every second."""
 
 
 class Peers(Protocol):
-    """Servers on other machines that are shown together with this one."""
+    """Servers on other machines that share the sessions with this one."""
 
     waiting: int
-    """Newcomers that wait in front of all of them."""
+    """How many clients wait for a slot in any of them."""
 
     async def gather(self, path: str, headers: dict[str, str]) -> list[bytes]:
         """The answers of all others to the same GET."""
@@ -47,33 +50,34 @@ class Peers(Protocol):
 class Service:
     """Made before the loop runs, started inside it. `manager` exists between start and stop."""
 
-    def __init__(self, blueprint: Blueprint, config: ServerConfig) -> None:
-        blueprint.require_concurrency(config.limits.max_sessions)
-        if (config.isolation or getattr(blueprint.cls, "isolation", "thread")) == "process":
-            shared: int = getattr(blueprint.cls, "sessions_per_process", 1)
+    def __init__(self, spec: EnvironmentSpec, config: ServerConfig) -> None:
+        spec.require_concurrency(config.limits.max_sessions)
+        if (config.isolation or getattr(spec.cls, "isolation", "thread")) == "process":
+            default: int = getattr(spec.cls, "sessions_per_process", 1)
             isolate(
-                blueprint,
-                sessions_per_process=shared if config.sessions_per_process is None else config.sessions_per_process,
+                spec,
+                sessions_per_process=default if config.sessions_per_process is None else config.sessions_per_process,
                 find=config.find_environment,
                 seconds=config.limits.step_timeout,
             )
-        self.blueprint = blueprint
+        self.spec = spec
         self.config = config
-        self.dispatch = Dispatch(blueprint, config.limits.step_timeout)
-        self.colleagues: Colleagues | None = None
+        self.dispatch = Dispatch(spec, config.limits.step_timeout)
+        self.siblings: SiblingWorkers | None = None
         self.host: str | None = None
         """Set before the start where this server is one of several machines: what its session tokens begin with."""
         self.peers: Peers | None = None
         self.has_page = False
-        self.opening: WeakValueDictionary[str, Lane] = WeakValueDictionary()
-        """By the token that its client chose: the lane of a vector that asked for it last."""
+        self.opening: WeakValueDictionary[str, SubSession] = WeakValueDictionary()
+        """By the token that its client chose: the sub-session of a vector that asked for it last."""
         self.outlives_its_loops = False
-        """Whether loops come and go under it. Then no session lasts from one HTTP request to the next."""
-        self.sockets: set[Watched] = set()
-        self.outbox: Outbox
+        """Whether it was started on more than one loop. Then no session lasts from one HTTP request to the next."""
+        self.sockets: set[OpenSocket] = set()
+        self.fastpath = load_fastpath(self)
+        """The optional shortcuts, if they are installed and enabled."""
         self.stopping = False
         self.left_running = False
-        """Whether something of an environment went on when the server had stopped, and could not be ended."""
+        """Whether a task or thread of an environment still ran when the server had stopped."""
         self._manager: SessionManager | None = None
         self._metadata: EnvironmentMetadata | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -90,29 +94,31 @@ class Service:
         return self._manager
 
     def start(self) -> None:
-        """Begin to serve on the running loop. Does nothing if that has happened."""
+        """Start to serve on the running loop. Does nothing if it is started."""
         if self._manager is not None and not self._manager.loop.is_closed():
             return
         if self._manager is not None:
-            self._leave_behind(self._manager)
-        colleagues, access = self.colleagues, self.config.access
+            self._abandon_manager(self._manager)
+        siblings, access = self.siblings, self.config.access
         self._manager = SessionManager(
-            self.blueprint,
+            self.spec,
             self.config.limits,
-            count=colleagues.count if colleagues else None,
+            count=siblings.count if siblings else None,
             secrets=(access.token,) if access.token else (),
-            worker=colleagues.number if colleagues else 0,
+            worker=siblings.number if siblings else 0,
             host=self.host,
+            make_threads=Threads if self.fastpath is None else self.fastpath.make_threads,
         )
-        if colleagues is not None:
-            self._manager.ask_others_for_room = colleagues.ask_for_room
-        self.outbox = Outbox(self.sockets)
-        if self.blueprint.isolation is not None:
-            self.blueprint.isolation.start()
+        if siblings is not None:
+            self._manager.request_eviction = siblings.request_eviction
+        if self.fastpath is not None:
+            self.fastpath.start()
+        if self.spec.isolation is not None:
+            self.spec.isolation.start()
         self._tick()
 
-    def _leave_behind(self, manager: SessionManager) -> None:
-        """Its loop ended without a drain: each call of a test client has a loop of its own."""
+    def _abandon_manager(self, manager: SessionManager) -> None:
+        """Its loop ended without a drain: Starlette's test client runs each call on its own loop."""
         manager.abandon()
         self.outlives_its_loops = True
         self._probe = None
@@ -120,7 +126,7 @@ class Service:
         self._tasks.clear()
 
     def hurry(self) -> None:
-        """Stop sooner. Does nothing if it is not stopping."""
+        """End the grace of a drain now. Does nothing if the service does not stop."""
         if self._manager is not None:
             self._manager.hurry()
 
@@ -132,30 +138,32 @@ class Service:
         await self._manager.drain(self.config.limits.drain_grace if grace is None else grace)
         if self._timer is not None:
             self._timer.cancel()
-        if self.blueprint.isolation is not None:
-            await asyncio.to_thread(self.blueprint.isolation.stop)
+        if self.spec.isolation is not None:
+            await asyncio.to_thread(self.spec.isolation.stop)
         self._manager = None
 
     async def metadata(self) -> EnvironmentMetadata:
-        """What the environment says of itself. An instance is asked once."""
+        """The environment's metadata. An instance is built for it once."""
         if self._metadata is None:
             manager = self.manager
             async with manager.borrow() as session:
-                described = await session.invoke("get_metadata") if self.blueprint.has_metadata else None
-                self._metadata = self.blueprint.metadata_from(described)
+                metadata = await session.invoke("get_metadata") if self.spec.has_metadata else None
+                self._metadata = self.spec.metadata_from(metadata)
         return self._metadata
 
     async def can_build(self) -> bool | None:
-        """Whether environments can be built; None while that is being found out.
+        """Whether environments can be built; None while that is not known yet.
 
-        Sessions show it. Where none has, or the last build failed, one is tried beside the caller.
+        Opening a session shows it. If none was opened, or the last build failed, an environment is built as a probe.
         """
         manager = self.manager
         if not manager.builds_ok:
-            if self._probe is None or (self._probe.done() and manager.clock() - self._probed_at > PROBE_AGAIN):
+            if self._probe is None or (
+                self._probe.done() and manager.clock() - self._probed_at > PROBE_INTERVAL_SECONDS
+            ):
                 self._probed_at = manager.clock()
                 self._probe = self.spawn(self._try_to_build())
-            await asyncio.wait([self._probe], timeout=PROBE_WAIT)
+            await asyncio.wait([self._probe], timeout=PROBE_WAIT_SECONDS)
         return manager.builds_ok
 
     async def _try_to_build(self) -> None:
@@ -166,7 +174,7 @@ class Service:
             logger.debug("the probe could not build an environment", exc_info=True)
 
     def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
-        """Run a coroutine beside the caller; it is kept from being collected half-way."""
+        """Run a coroutine as a task. The service keeps a reference, so that it is not garbage-collected."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
@@ -181,15 +189,26 @@ class Service:
         manager = self._manager
         if manager is None:
             return
-        self._timer = manager.loop.call_later(TICK, self._tick)
+        self._timer = manager.loop.call_later(TICK_SECONDS, self._tick)
         self._ticks += 1
         try:
             manager.tick()
-            if self.colleagues is not None:
-                self.colleagues.tick(self)
-            if self._ticks % LOOK_AT_SOCKETS_EVERY == 0:
+            if self.siblings is not None:
+                self.siblings.tick(self)
+            if self._ticks % TICKS_PER_SOCKET_CHECK == 0:
                 now = manager.clock()
                 for socket in list(self.sockets):
-                    socket.look_after(now)
+                    socket.check_alive(now)
         except Exception:
             logger.exception("housekeeping failed; it goes on")
+
+
+def load_fastpath(service: Service) -> FastPath | None:
+    """The shortcuts of `server/fastpath`; None if `PADDOCK_FASTPATH=0` disables them, or the package was removed."""
+    if not PADDOCK_FASTPATH.read():
+        return None
+    try:
+        from paddock.server.fastpath import FastPath
+    except ImportError:
+        return None
+    return FastPath(service)

@@ -1,9 +1,9 @@
 """Several processes behind one port, with one capacity and one queue over all of them.
 
-Each worker is a whole server. They share a small table of numbers (who holds how many slots, who
-waits) and pass on what belongs to another: a WebSocket as its file descriptor (`handoff`), an HTTP request over a
-Unix socket (`forwarding`). A session's token begins with the number of the worker that keeps it. `supervisor` is the
-parent that starts them.
+Each worker is a whole server. They share a small table of numbers (how many slots each holds, who waits) and pass on
+what belongs to another: a WebSocket as its file descriptor (`handoff`), an HTTP request over a Unix socket
+(`forwarding`). A session's token begins with the number of the worker that keeps it. `worker_manager` is the parent
+process that starts them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ import h11
 from starlette.requests import ClientDisconnect
 
 from paddock.errors import PaddockError, RequestError, WorkerUnavailable
-from paddock.server.app import INSIDE_HEADER
-from paddock.server.forwarding import BROKEN_OFF, STALLED_SECONDS, Pool
-from paddock.server.handoff import HANDSHAKE, LARGEST_NOTE, Outbox, claim
+from paddock.protocol.sse import MEDIA_TYPE
+from paddock.server.app import INTERNAL_HEADER
+from paddock.server.forwarding import CONNECTION_ERRORS, STALLED_SECONDS, WorkerConnections
+from paddock.server.handoff import HANDSHAKE, MAX_NOTE_BYTES, HandOffSender, claim
 from paddock.server.http import (
     SESSION_COOKIE,
     SESSION_HEADER,
-    disconnected,
+    cancel_on_disconnect,
     error_response,
     read_body,
-    unless_left,
+    wait_for_disconnect,
 )
 from paddock.server.mcp import refuse
 
@@ -50,18 +51,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paddock.workers")
 
-HELD, FIRST, WAITING, GIVING_WAY, SOCKETS, BEAT, LIFE, GIVEN_UP = range(8)
+HELD, FIRST, WAITING, EVICTABLE, SOCKETS, BEAT, LIFE, GIVEN_UP = range(8)
 COLUMNS = 8
 ASLEEP_SECONDS = 2.0
-"""A worker beats ten times a second; one that did not for so long gets nothing new."""
-ROOM = b"make room"
+"""A worker writes its heartbeat ten times a second. One that did not for so long gets nothing new."""
+EVICT_NOTE = b"make room"
 STREAM_HEADERS = (b"transfer-encoding", b"connection", b"content-length")
-EVENT_STREAM = b"text/event-stream"
+EVENT_STREAM = MEDIA_TYPE.encode()
 GATHER_SECONDS = 5.0
 
 
-class Table:
-    """Rows of integers in memory that all workers see. The lock dies with its holder."""
+class WorkerTable:
+    """Rows of integers in shared memory. The file lock is released when its holder dies."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -91,7 +92,7 @@ class Table:
         return int(last + 1)
 
     def clear(self, worker: int) -> None:
-        """Forget a worker that is no more. The next one under its number has another life."""
+        """Clear the row of a worker that has ended. `LIFE` counts the processes that had its number."""
         with self.locked():
             for column in range(LIFE):
                 self.put(worker, column, 0)
@@ -101,7 +102,7 @@ class Table:
         self.put(worker, BEAT, int(time.monotonic() * 1000))
 
     def is_silent(self, worker: int, seconds: float) -> bool:
-        """Whether its loop has stood still for so long, or it is no more."""
+        """Whether its event loop has written no heartbeat for so long."""
         return time.monotonic() * 1000 - self.get(worker, BEAT) > seconds * 1000
 
     def is_awake(self, worker: int) -> bool:
@@ -111,19 +112,19 @@ class Table:
         return self.get(worker, LIFE)
 
 
-KEPT_PLACES = 64
-"""So many tickets of those who left are remembered before they are looked for: not at every join."""
+MAX_STALE_TICKETS = 64
+"""How many stale tickets may stay in `_lowest_before` before they are removed."""
 
 
-class SharedCount:
-    """One capacity over all workers. Who waits longest, wherever, is served first."""
+class SharedSlotCount:
+    """One capacity over all workers. The earliest ticket is served first, in whichever worker it waits."""
 
-    def __init__(self, table: Table, worker: int, capacity: int) -> None:
+    def __init__(self, table: WorkerTable, worker: int, capacity: int) -> None:
         self.capacity = capacity
         self._table = table
         self._worker = worker
         self._lowest_before: dict[int, int] = {}
-        """The least that `waiting_before` has told, by ticket: nobody can get ahead of one who waits."""
+        """The lowest result of `waiting_before` by ticket: a place in the queue never gets worse."""
 
     def take(self, ticket: int | None = None) -> bool:
         table = self._table
@@ -148,49 +149,51 @@ class SharedCount:
         with self._table.locked():
             self._table.put(self._worker, FIRST, first or 0)
             self._table.put(self._worker, WAITING, waiting)
-        told = self._lowest_before
-        if len(told) > 2 * waiting + KEPT_PLACES:
-            self._lowest_before = {ticket: told[ticket] for ticket in told if first is not None and ticket >= first}
+        lowest = self._lowest_before
+        if len(lowest) > 2 * waiting + MAX_STALE_TICKETS:
+            self._lowest_before = {
+                ticket: lowest[ticket] for ticket in lowest if first is not None and ticket >= first
+            }
 
     def waiting_before(self, ticket: int) -> int:
-        """At most so many: where somebody waits ahead of `ticket`, those who came after it count too."""
+        """An upper bound: where somebody waits ahead of `ticket`, all who wait there count."""
         with self._table.locked():
             before = sum(
-                self._table.get(other, WAITING)
-                for other in range(self._table.workers)
-                if other != self._worker and 0 < self._table.get(other, FIRST) < ticket
+                self._table.get(worker, WAITING)
+                for worker in range(self._table.workers)
+                if worker != self._worker and 0 < self._table.get(worker, FIRST) < ticket
             )
         self._lowest_before[ticket] = min(before, self._lowest_before.get(ticket, before))
         return self._lowest_before[ticket]
 
     def _others_first(self, ticket: int | None) -> bool:
-        heads = [self._table.get(other, FIRST) for other in range(self._table.workers) if other != self._worker]
+        heads = [self._table.get(worker, FIRST) for worker in range(self._table.workers) if worker != self._worker]
         return any(head and (ticket is None or head < ticket) for head in heads)
 
 
-class Colleagues:
-    """What one worker knows of the others, and how it passes things on to them."""
+class SiblingWorkers:
+    """The other workers, as one worker sees them: their load, and how to pass connections and requests on to them."""
 
-    def __init__(self, number: int, table: Table, folder: Path, inbox: socket.socket, limits: Limits) -> None:
+    def __init__(self, number: int, table: WorkerTable, folder: Path, inbox: socket.socket, limits: Limits) -> None:
         self.number = number
         self.table = table
-        self.count = SharedCount(table, number, limits.max_sessions)
+        self.count = SharedSlotCount(table, number, limits.max_sessions)
         self._message_bytes = limits.message_bytes
         self._inbox = inbox
         self._parent = os.getppid()
-        self._outbox = Outbox(folder)
-        self._pool = Pool(folder, table)
+        self._hand_offs = HandOffSender(folder)
+        self._connections = WorkerConnections(folder, table)
 
     def start(self, service: Service, adopt: Callable[[socket.socket, bytes], None]) -> None:
-        """Begin to read what the others send."""
+        """Start to read what the other workers send."""
         self._inbox.setblocking(False)
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._read_inbox, service, adopt)
 
     def tick(self, service: Service) -> None:
-        """Publish what others decide by, and end if the parent has."""
+        """Publish the load of this worker, and shut down if the parent process has ended."""
         now = service.manager.clock()
         self.table.beat(self.number)
-        self.table.put(self.number, GIVING_WAY, service.manager.giving_way(now))
+        self.table.put(self.number, EVICTABLE, service.manager.count_evictable(now))
         self.table.put(self.number, SOCKETS, len(service.sockets))
         if os.getppid() != self._parent:
             logger.error("the parent process is gone: shutting down")
@@ -204,11 +207,11 @@ class Colleagues:
             return None
         if worker == self.number or not 0 <= worker < self.table.workers:
             return None
-        # All sessions of one that was given up are lost, and any worker may say so.
+        # The sessions of a worker that was given up are lost, and any worker may answer so.
         return None if self.table.get(worker, GIVEN_UP) else worker
 
     def best_for_newcomer(self) -> int | None:
-        """A worker with less to do than this one, if there is one."""
+        """The worker with the lowest load; None if it is this one."""
         loads = [(self.table.get(w, HELD), self.table.get(w, SOCKETS)) for w in range(self.table.workers)]
         awake = [w for w in range(self.table.workers) if w == self.number or self.table.is_awake(w)]
         best = min(awake, key=lambda worker: loads[worker])
@@ -221,25 +224,25 @@ class Colleagues:
         return self.table.total(WAITING)
 
     def hand_over(self, worker: int, transport: Any, request: bytes) -> bool:
-        """Give the WebSocket of a session to the worker that keeps it. It answers, or the socket is told to retry."""
-        return self._outbox.hand_over(worker, transport, request)
+        """Give the WebSocket of a session to the worker that keeps it. The client gets a 503 if nobody claims it."""
+        return self._hand_offs.hand_over(worker, transport, request)
 
-    def offer(self, worker: int, transport: Any, request: bytes, taken_back: Callable[[], None]) -> bool:
-        """Give a WebSocket without a session to another worker. False if it stays; `taken_back` if it comes back."""
-        return self._outbox.offer(worker, transport, request, taken_back)
+    def offer(self, worker: int, transport: Any, request: bytes, on_return: Callable[[], None]) -> bool:
+        """Give a WebSocket without a session to another worker. False if it stays; `on_return` if unclaimed."""
+        return self._hand_offs.offer(worker, transport, request, on_return)
 
-    async def ask_for_room(self) -> bool:
-        """Ask a worker with a session that gives way to close it. True if there was one to ask."""
-        others = [w for w in range(self.table.workers) if w != self.number and self.table.get(w, GIVING_WAY) > 0]
+    async def request_eviction(self) -> bool:
+        """Ask a worker that has an evictable session to close it. False if no worker has one."""
+        candidates = [w for w in range(self.table.workers) if w != self.number and self.table.get(w, EVICTABLE) > 0]
         try:
-            for worker in others[:1]:
-                self._outbox.send_note(worker, ROOM)
+            for worker in candidates[:1]:
+                self._hand_offs.send_note(worker, EVICT_NOTE)
         except BlockingIOError:
-            # It has much to read already, and it was others who asked.
+            # Its queue is full of such requests already.
             return True
         except OSError:
             return False
-        return bool(others)
+        return bool(candidates)
 
     async def forwarded(self, scope: Any, receive: Any, send: Any, header: Header) -> bool:
         """Send an HTTP request on to the worker that keeps its session. False if it is ours."""
@@ -257,26 +260,28 @@ class Colleagues:
         return True
 
     async def forward(self, worker: int, scope: Any, body: bytes, receive: Any, send: Any) -> None:
-        """Let `worker` answer a request for as long as its client waits for that."""
+        """Relay a request to `worker`, and the response to the client, until the client disconnects."""
         is_mcp, life = scope["path"] == "/mcp", self.table.life(worker)
         headers = [
             (name, value)
             for name, value in scope["headers"]
-            # A long answer is made a stream here, and once is enough.
+            # `SseKeepAlive` of this worker turns a long answer into a stream, so the other worker must not.
             if name not in STREAM_HEADERS and not (is_mcp and scope["method"] == "POST" and name == b"accept")
         ]
         headers.append((b"content-length", b"%d" % len(body)))
         if all(name != b"host" for name, _ in headers):
-            # HTTP/1.0 needs none, and we pass it on as 1.1.
+            # An HTTP/1.0 request may have none. It is forwarded as HTTP/1.1.
             headers.append((b"host", b"localhost"))
         target = scope.get("raw_path") or quote(scope["path"]).encode()
         if scope["query_string"]:
             target = b"%b?%b" % (target, scope["query_string"])
-        began = Began(send)
-        asking = self._relay(worker, scope["method"], target, headers, body, began)
-        left = partial(_first, partial(disconnected, receive), partial(self._pool.wait_until_stalled, worker))
+        start = ResponseStart(send)
+        relay = self._relay(worker, scope["method"], target, headers, body, start)
+        disconnect_wait = partial(
+            _first, partial(wait_for_disconnect, receive), partial(self._connections.wait_until_stalled, worker)
+        )
         try:
-            await unless_left(left, asking)
+            await cancel_on_disconnect(disconnect_wait, relay)
         except ClientDisconnect:
             if not self.table.is_silent(worker, STALLED_SECONDS):
                 return
@@ -288,11 +293,11 @@ class Colleagues:
             error = unavailable
         except h11.LocalProtocolError as malformed:
             error = RequestError(f"the request cannot be passed on: {malformed}", hint="look at its headers and path")
-        except BROKEN_OFF as broken:
-            error = await self._pool.explain(worker, life, broken)
+        except CONNECTION_ERRORS as broken:
+            error = await self._connections.explain(worker, life, broken)
         else:
             return
-        if began.is_begun:
+        if start.is_begun:
             # A stream that has begun can only end.
             await send({"type": "http.response.body", "body": b""})
         else:
@@ -301,65 +306,68 @@ class Colleagues:
     async def _relay(
         self, worker: int, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes, send: Any
     ) -> None:
-        """Raises WorkerUnavailable, or one of BROKEN_OFF."""
-        connection = await self._pool.take(worker)
+        """Raises WorkerUnavailable, or one of CONNECTION_ERRORS."""
+        connection = await self._connections.take(worker)
         try:
-            answer = await connection.send(method, target, headers, body)
-            kept = [(name, value) for name, value in answer.headers if name not in STREAM_HEADERS]
-            if dict(kept).get(b"content-type", b"").startswith(EVENT_STREAM):
-                await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+            response = await connection.send(method, target, headers, body)
+            status = response.status_code
+            fields = [(name, value) for name, value in response.headers if name not in STREAM_HEADERS]
+            if dict(fields).get(b"content-type", b"").startswith(EVENT_STREAM):
+                await send({"type": "http.response.start", "status": status, "headers": fields})
                 async for piece in connection.body():
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
             else:
-                whole = b"".join([piece async for piece in connection.body()])
-                await _send(send, answer.status_code, kept, whole)
+                content = b"".join([piece async for piece in connection.body()])
+                fields.append((b"content-length", b"%d" % len(content)))
+                await send({"type": "http.response.start", "status": status, "headers": fields})
+                await send({"type": "http.response.body", "body": content})
         except BaseException:
             connection.close()
             raise
-        self._pool.put_back(worker, connection)
+        self._connections.put_back(worker, connection)
 
     async def gather(self, path: str, headers: dict[str, str]) -> list[bytes]:
-        """The answers of all other workers to the same GET. One that is gone is left out."""
-        asked = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        asked += [(INSIDE_HEADER.encode(), b"1"), (b"content-length", b"0")]
+        """The responses of all other workers to the same GET. A worker that does not answer is skipped."""
+        fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        fields += [(INTERNAL_HEADER.encode(), b"1"), (b"content-length", b"0")]
         if "host" not in headers:
-            asked.append((b"host", b"localhost"))
-        others = (w for w in range(self.table.workers) if w != self.number and not self.table.get(w, GIVEN_UP))
-        answers = await asyncio.gather(*(self._fetch(worker, path, asked) for worker in others))
-        return [answer for answer in answers if answer is not None]
+            fields.append((b"host", b"localhost"))
+        candidates = (w for w in range(self.table.workers) if w != self.number and not self.table.get(w, GIVEN_UP))
+        responses = await asyncio.gather(*(self._fetch(worker, path, fields) for worker in candidates))
+        return [response for response in responses if response is not None]
 
     async def _fetch(self, worker: int, path: str, headers: list[tuple[bytes, bytes]]) -> bytes | None:
         connection = None
         try:
             async with asyncio.timeout(GATHER_SECONDS):
-                connection = await self._pool.take(worker)
+                connection = await self._connections.take(worker)
                 await connection.send("GET", path.encode(), headers, b"")
-                answer = b"".join([piece async for piece in connection.body()])
-        except (*BROKEN_OFF, WorkerUnavailable):
+                response = b"".join([piece async for piece in connection.body()])
+        except (*CONNECTION_ERRORS, WorkerUnavailable):
             logger.warning("worker %d did not answer %s", worker, path)
             if connection is not None:
                 connection.close()
             return None
-        self._pool.put_back(worker, connection)
-        return answer
+        self._connections.put_back(worker, connection)
+        return response
 
     def _read_inbox(self, service: Service, adopt: Callable[[socket.socket, bytes], None]) -> None:
         while True:
             try:
-                note, descriptors, _, _ = socket.recv_fds(self._inbox, LARGEST_NOTE, 2)
+                note, descriptors, _, _ = socket.recv_fds(self._inbox, MAX_NOTE_BYTES, 2)
             except BlockingIOError:
                 return
             if note.startswith(HANDSHAKE):
                 connection = claim(list(descriptors))
                 if connection is not None:
                     adopt(connection, note[len(HANDSHAKE) :])
-            elif note == ROOM:
-                service.manager.make_room()
+            elif note == EVICT_NOTE:
+                service.manager.evict_one()
 
 
-class Began:
-    """An ASGI `send` that knows whether the answer has begun."""
+class ResponseStart:
+    """An ASGI `send` that records whether the response has begun."""
 
     def __init__(self, send: Any) -> None:
         self._send = send
@@ -386,9 +394,3 @@ def _cookie(header: str | None) -> str | None:
         if name == SESSION_COOKIE:
             return value
     return None
-
-
-async def _send(send: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": body})

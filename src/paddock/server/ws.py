@@ -1,8 +1,14 @@
-"""The talk over one `/ws` socket: frames in, requests to dispatch, answers out.
+"""One `/ws` connection: frames in, requests to dispatch, answers out.
 
-Knows neither ASGI nor picows: either brings a `Socket` that can send a frame and close. A session
-that this socket opened ends with it, unless its client can resume; a session it merely attached to
-stays.
+    frame ─ receive ─ parse ─ _handle_in_turn ─┬────────────┬─ _handle ─ dispatch.submit ─ session ─ environment
+                                               └─ _backlog ─┘                                 │
+    frame ─ socket.send ─ session.send ─ _reply ─ write_answer ─ send_answer ─────────────────┘
+
+Answers leave in the order of the requests: while one is executed, the next ones wait in the backlog. `cancel` and
+`close` do not wait. A session that this connection opened ends with it, unless its client can resume; a session that
+it only attached to stays.
+
+Knows neither ASGI nor picows: either brings a `Socket` that can send a frame and close.
 """
 
 from __future__ import annotations
@@ -23,7 +29,6 @@ from paddock.errors import (
     StepTimeout,
 )
 from paddock.protocol import messages
-from paddock.protocol.episode import Step
 from paddock.protocol.messages import CancelMessage, CloseMessage, McpMessage, Single
 from paddock.server.answers import (
     CLOSE_CODES,
@@ -39,162 +44,142 @@ from paddock.server.answers import (
     request_in,
     write_answer,
     write_mcp,
-    write_step,
 )
 from paddock.server.rpc import SocketCaller, answer
-from paddock.sessions.session import LATER, Door, Session
+from paddock.sessions.session import Origin, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paddock.server.hello import Hello
+    from paddock.server.handshake import ClientHandshake
     from paddock.server.service import Service
-    from paddock.sessions.work import StepAside, Work
+    from paddock.sessions.work import Work
 
 logger = logging.getLogger("paddock.server")
-MOST_EARLY_FRAMES = 1024
+MAX_EARLY_FRAMES = 1024
 """How many frames may come before the session is open."""
-MOST_BEHIND = 1024
-"""How many may wait for the answer before theirs. The socket is not read while so many do."""
+MAX_BACKLOG_MESSAGES = 1024
+"""How many messages may wait for their turn. At this number the socket is no longer read."""
 
 
 class Socket(Protocol):
-    """What a transport lends to a conversation."""
+    """The transport of a conversation: it sends frames, and can stop reading them."""
 
     def send(self, frame: bytes) -> None: ...
     def close(self, code: int, reason: str = "") -> None: ...
 
     @property
     def can_write(self) -> bool:
-        """False while the client leaves its answers unread: then nothing is executed for it, until `resume`."""
+        """False while the client does not read its answers. Then no request begins, until `resume` is called."""
 
     @property
     def pause_requests(self) -> Callable[[], None]:
-        """Have the socket not read, because enough waits to be executed."""
+        """Stop reading the socket: the backlog is full."""
 
     @property
     def resume_requests(self) -> Callable[[], None]: ...
 
-    send_aside: Callable[[bytes], bool] | None
-    """Sends from any thread, past the loop; False if this frame must take the loop. None where no thread may send."""
-
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A frame that is no valid message: its error waits for its turn like any answer."""
+class InvalidFrame:
+    """A frame that is no valid message. Its error is sent in its turn, like any answer."""
 
     error: PaddockError
     number: int | None = None
 
 
-class Waiting(NamedTuple):
-    """A message that has to wait for its turn."""
+class QueuedMessage(NamedTuple):
+    """A message that waits for its turn."""
 
-    message: Single | Refused
+    message: Single | InvalidFrame
     since: float
     size: int
 
 
 class Conversation:
-    """One socket and the session it talks to."""
+    """One socket and its session."""
 
     __slots__ = (
-        "_answering", "_backlog", "_calling", "_calling_number", "_early", "_is_full", "_opening", "_over",
-        "_parse", "_quick_step", "_send_aside", "_submit", "_waiting_bytes", "hello", "send", "service", "session",
-        "socket", "timeout", "token",
+        "_backlog", "_call", "_call_number", "_early_frames", "_is_answering", "_is_full", "_is_over", "_opening",
+        "_parse", "_submit", "_waiting_bytes", "handshake", "send", "service", "session", "socket", "token",
     )  # fmt: skip
-    """Every step of every session passes through one of these, and what is small stays in the cache."""
 
-    def __init__(self, service: Service, socket: Socket, hello: Hello) -> None:
+    def __init__(self, service: Service, socket: Socket, handshake: ClientHandshake) -> None:
         self.service = service
         self.socket = socket
-        self.hello = hello
+        self.handshake = handshake
         self.session: Session | None = None
         self.token = self._token_to_hand_out()
         self.send = socket.send
-        self._send_aside: Callable[[bytes], bool] | None = None
-        self._quick_step = service.blueprint.wire.quick_step
-        self._parse = service.blueprint.wire.parse
+        self._parse = service.spec.wire.parse
         self._submit = service.dispatch.submit
-        self.timeout = service.dispatch.step_timeout
-        self._early: deque[bytes | Refused] = deque()
-        self._answering = False
-        self._backlog: deque[Waiting] = deque()
+        self._early_frames: deque[bytes | InvalidFrame] = deque()
+        self._is_answering = False
+        self._backlog: deque[QueuedMessage] = deque()
         self._is_full = False
         self._waiting_bytes = 0
-        """The size of what waits for the session, or for its turn."""
+        """The size of the frames that wait for the session, or for their turn."""
         self._opening: asyncio.Task[None] | None = None
-        self._calling: asyncio.Task[None] | None = None
-        self._calling_number: int | None = None
-        self._over = False
+        self._call: asyncio.Task[None] | None = None
+        self._call_number: int | None = None
+        self._is_over = False
 
     def _token_to_hand_out(self) -> str | None:
-        """Only a client that asked to resume is told its token."""
-        manager, asked = self.service.manager, self.hello.resume
-        if asked == "new":
+        """The token for the handshake's response: only for a client that asks to resume."""
+        manager, token = self.service.manager, self.handshake.resume
+        if token == "new":
             return manager.new_token()
-        return asked if asked is not None and manager.knows(asked) else None
+        return token if token is not None and manager.knows(token) else None
 
     # -- what the transport calls -----------------------------------------------------------------
 
     def begin(self) -> None:
-        """The socket is open."""
-        self._send_aside = self.socket.send_aside
+        """The socket is open: open or find the session."""
         self._opening = self.service.spawn(self._open())
 
     def receive(self, raw: bytes) -> None:
         """A text frame arrived."""
         session = self.session
         if session is None:
-            self._receive_early(raw)
+            self._queue_early_frame(raw)
             return
-        if self._answering:
+        if self._is_answering:
+            # A thread may have answered without waking the loop.
             session.catch_up()
-        if not self._answering and not self._backlog and (action := self._quick_step(raw)) is not None:
-            self._step(session, action)
-            return
-        message: Single | Refused
+        message: Single | InvalidFrame
         try:
             message = self._parse(raw)
         except PaddockError as error:
             if isinstance(error, InvalidJSON) and not is_utf8(raw):
                 self.socket.close(INVALID_TEXT, "invalid UTF-8")
                 return
-            message = Refused(error, number_in(raw))
-        self._take(message, len(raw))
-
-    def _step(self, session: Session, action: Any) -> None:
-        """Carry out a plain step whose turn it is by the shortest way that its environment allows."""
-        if self._send_aside is not None and session.step_aside(action, self):
-            self._answering = True
-            return
-        answer = session.step_now(action)
-        if answer is LATER:
-            self._answering = True
-            self._submit(session, Step(action), self.answered)
-        else:
-            self.send(write_step(answer))
+            message = InvalidFrame(error, number_in(raw))
+        self._handle_in_turn(message, len(raw))
 
     def receive_binary(self) -> None:
         error = InvalidMessage("Invalid message", hint="send JSON in a text frame, not a binary one", errors=[])
         if self.session is None:
-            self._receive_early(Refused(error))
+            self._queue_early_frame(InvalidFrame(error))
         else:
-            self._take(Refused(error))
+            self._handle_in_turn(InvalidFrame(error))
 
-    def holds_back(self, work: Work) -> bool:
+    def is_idle_too_long(self, now: float) -> bool:
+        """Never: a session is opened with the connection."""
+        return False
+
+    def is_blocked(self, work: Work) -> bool:
         return not self.socket.can_write and getattr(work.reply, "__self__", None) is self
 
     def resume(self) -> None:
-        """The client reads its answers again: go on with what waits."""
+        """The client reads its answers again: continue with what waits."""
         if self.session is not None:
-            self._receive_all_early()
-            self._go_on()
+            self._receive_early_frames()
+            self._handle_backlog()
 
-    def lost(self, *, clean: bool) -> None:
-        """The socket is gone; `clean` if the client said goodbye."""
-        self._over = True
-        self._early.clear()
+    def on_connection_lost(self, *, clean: bool) -> None:
+        """The socket has ended; `clean` if the client closed it properly."""
+        self._is_over = True
+        self._early_frames.clear()
         self._backlog.clear()
         if self._opening is not None:
             self._opening.cancel()
@@ -202,158 +187,139 @@ class Conversation:
         if session is None:
             return
         session.detach(self, dropped=not clean)
-        owner = session.door is Door.SOCKET
+        owner = session.origin is Origin.SOCKET
         if owner and (clean or not session.resumable):
             session.close("its client left")
             return
         if not session.resumable:
             session.give_up_all(self)
-            if self._calling is not None:
-                self._calling.cancel()
+            if self._call is not None:
+                self._call.cancel()
 
     # -- what the session calls -------------------------------------------------------------------
 
-    def session_closed(self, error: PaddockError) -> None:
-        """The session ended before the socket did: say so, and hang up."""
+    def on_session_closed(self, error: PaddockError) -> None:
+        """The session ended before the socket did: send the error, and close."""
         self.session = None
         draining = self.service.manager.is_draining()
         self.socket.send(messages.write_error(error))
         self.socket.close(RESTART if draining else GOING_AWAY, error.message)
 
-    def replaced(self) -> None:
+    def on_replaced(self) -> None:
+        """The client resumed the session on another connection."""
         self.session = None
         self.socket.close(POLICY, "the session was resumed elsewhere")
 
-    # -- steps on threads: what a thread calls, then what the loop calls -----------------------------
-
-    def write_aside(self, work: StepAside) -> bytes:
-        """On a thread: the frame that answers a step."""
-        return write_step(work.value)
-
-    def send_aside(self, frame: bytes) -> bool:
-        """On a thread: send it now; False if the loop has to."""
-        return self._send_aside is not None and self._send_aside(frame)
-
-    def is_pressing(self) -> bool:
-        """On a thread: whether the loop must hear of the answer at once, because others wait for their turn."""
-        return bool(self._backlog)
-
-    def answered_aside(self, work: StepAside) -> None:
-        """On the loop: a thread has answered, or left the frame to be sent here."""
-        if work.unsent is not None and (attachment := work.session.attachment) is not None:
-            attachment.send(work.unsent)
-        self.rest()
-
-    def rest(self) -> None:
-        """On the loop: nothing is being answered any more, so the next may have its turn."""
-        self._answering = False
+    def end_turn(self) -> None:
+        """A request is answered: the next may have its turn."""
+        self._is_answering = False
         if self._backlog:
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._handle_backlog)
 
     # -- opening ----------------------------------------------------------------------------------
 
     async def _open(self) -> None:
         try:
-            session = await self._find_or_make()
+            session = await self._find_or_open()
         except Exception as error:
             self._refuse(refusal(error))
             return
-        if self._over:
+        if self._is_over:
             return
         session.attach(self)
         self.session = session
         self._waiting_bytes = 0
-        self._receive_all_early()
+        self._receive_early_frames()
 
-    def _receive_all_early(self) -> None:
-        while self._early and self.socket.can_write:
-            early = self._early.popleft()
-            if isinstance(early, Refused):
-                self._take(early)
+    def _receive_early_frames(self) -> None:
+        while self._early_frames and self.socket.can_write:
+            frame = self._early_frames.popleft()
+            if isinstance(frame, InvalidFrame):
+                self._handle_in_turn(frame)
             else:
-                self.receive(early)
+                self.receive(frame)
 
-    async def _find_or_make(self) -> Session:
-        manager, hello = self.service.manager, self.hello
-        if hello.session_id is not None:
-            session = manager.find(hello.session_id)
+    async def _find_or_open(self) -> Session:
+        manager, handshake = self.service.manager, self.handshake
+        if handshake.session_id is not None:
+            session = manager.find(handshake.session_id)
             if session.attachment is not None:
-                raise SessionTaken(f"Session {hello.session_id} already has an attached WebSocket")
+                raise SessionTaken(f"Session {handshake.session_id} already has an attached WebSocket")
             return session
-        if hello.resume is not None and hello.resume != "new":
-            session = manager.find(hello.resume)
+        if handshake.resume is not None and handshake.resume != "new":
+            session = manager.find(handshake.resume)
             manager.metrics.sessions_resumed += 1
             return session
         session = await manager.open(
-            Door.SOCKET,
+            Origin.SOCKET,
             token=self.token,
-            wait=hello.queue_timeout,
-            moved=self._queued if hello.resume else None,
-            lease=hello.lease,
+            wait=handshake.queue_timeout,
+            on_place=self._report_place if handshake.resume else None,
+            lease=handshake.lease,
         )
-        session.resumable = hello.resume is not None
-        if self._over:
+        session.resumable = handshake.resume is not None
+        if self._is_over:
             session.close("its client left")
         return session
 
-    def _queued(self, place: int) -> None:
+    def _report_place(self, place: int) -> None:
         if self.socket.can_write:
             self.socket.send(messages.write_queued(place))
 
     def _refuse(self, error: PaddockError) -> None:
-        self._early.clear()
-        self._over = True
+        self._early_frames.clear()
+        self._is_over = True
         self.socket.send(messages.write_error(error))
         self.socket.close(CLOSE_CODES.get(error.code, NORMAL), error.code)
 
-    # -- the less frequent frames -----------------------------------------------------------------
+    # -- turns ------------------------------------------------------------------------------------
 
-    def _receive_early(self, frame: bytes | Refused) -> None:
-        """Frames that arrive before the session is there wait for it."""
-        if self._over:
+    def _queue_early_frame(self, frame: bytes | InvalidFrame) -> None:
+        """Queue a frame that arrived before the session was open."""
+        if self._is_over:
             return
         size = len(frame) if isinstance(frame, bytes) else 0
-        if len(self._early) >= MOST_EARLY_FRAMES or self._is_too_much(size):
+        if len(self._early_frames) >= MAX_EARLY_FRAMES or self._is_too_much(size):
             self.socket.close(POLICY, "too many frames before the session was open")
             return
         self._waiting_bytes += size
-        self._early.append(frame)
+        self._early_frames.append(frame)
 
     def _is_too_much(self, size: int) -> bool:
-        """Whether with `size` bytes more would wait than the largest message may have."""
+        """Whether `size` more bytes would exceed the limit for waiting frames: that of one message."""
         return self._waiting_bytes + size > self.service.config.limits.message_bytes
 
-    def _take(self, message: Single | Refused, size: int = 0) -> None:
-        """While a request is being answered, those behind it wait: answers leave in the order of the requests."""
-        if self._answering or self._backlog:
-            self._receive_behind(message, size)
+    def _handle_in_turn(self, message: Single | InvalidFrame, size: int = 0) -> None:
+        """Handle a message now, or queue it while an earlier request is executed."""
+        if self._is_answering or self._backlog:
+            self._queue(message, size)
         else:
             self._handle(message)
 
-    def _handle(self, message: Single | Refused, waited: float = 0.0) -> None:
-        """Carry out one message whose turn it is, after so many seconds."""
+    def _handle(self, message: Single | InvalidFrame, waited_seconds: float = 0.0) -> None:
+        """Execute one message. The time that it waited counts against its timeout."""
         session = self.session
         if session is None:
             return
-        if isinstance(message, Refused):
+        if isinstance(message, InvalidFrame):
             self.socket.send(messages.write_error(message.error, message.number))
             return
         number = message.id
-        if number is not None and not admit(session, message, number, self.socket.send):
+        if number is not None and not admit(session, number, message.ack, self.socket.send):
             return
         request = request_in(message)
-        left = None if message.timeout_s is None else message.timeout_s - waited
-        if left is not None and left <= 0:
-            late = StepTimeout(f"{message.type} had to wait longer than its deadline for its turn")
-            self._reply(session, number, messages.write_error(late, number))
+        timeout = None if message.timeout_s is None else message.timeout_s - waited_seconds
+        if timeout is not None and timeout <= 0:
+            error = StepTimeout(f"{message.type} had to wait longer than its deadline for its turn")
+            self._reply(session, number, messages.write_error(error, number))
         elif request is not None:
-            self._answering = True
-            self._submit(session, request, self.answered, number=number, timeout=left)
+            self._is_answering = True
+            self._submit(session, request, self.send_answer, number=number, timeout=timeout)
         elif isinstance(message, McpMessage):
-            self._answering = True
-            self._calling = self.service.spawn(answer(self.service, SocketCaller(session), message.data, left))
-            self._calling.add_done_callback(partial(self._answered_mcp, session, number))
-            self._calling_number = number
+            self._is_answering = True
+            self._call = self.service.spawn(answer(self.service, SocketCaller(session), message.data, timeout))
+            self._call.add_done_callback(partial(self._reply_to_mcp, session, number))
+            self._call_number = number
         elif isinstance(message, CancelMessage):
             if number is not None:
                 session.ledger.forget(number)
@@ -361,18 +327,19 @@ class Conversation:
         else:
             self._close()
 
-    def answered(self, work: Work, answer: Any) -> None:
-        """Keep the answer if the request was numbered, and send it to whoever is attached by now."""
+    def send_answer(self, work: Work, answer: Any) -> None:
+        """The `reply` of a request: send its answer to the connection that is attached now, and end the turn."""
         self._reply(work.session, work.number, write_answer(work, answer))
-        self.rest()
+        self.end_turn()
 
     def _reply(self, session: Session, number: int | None, frame: bytes) -> None:
+        """Send a frame. The ledger keeps it if the request was numbered, for a client that resumes."""
         if number is not None:
             session.ledger.record(number, frame)
         session.send(frame)
 
-    def _receive_behind(self, message: Single | Refused, size: int) -> None:
-        """Cancel and close act at once; everything else waits for its turn."""
+    def _queue(self, message: Single | InvalidFrame, size: int) -> None:
+        """Add a message to the backlog. `cancel` and `close` act at once."""
         session = self.session
         if session is None:
             return
@@ -381,28 +348,28 @@ class Conversation:
         elif isinstance(message, CancelMessage):
             self._cancel(session, message.data)
         else:
-            if len(self._backlog) >= MOST_BEHIND or self._is_too_much(size):
+            if len(self._backlog) >= MAX_BACKLOG_MESSAGES or self._is_too_much(size):
                 self._is_full = True
                 self.socket.pause_requests()
             self._waiting_bytes += size
-            self._backlog.append(Waiting(message, session.clock(), size))
-            # The thread may have answered without seeing this request: then nobody tells the loop but this look.
+            self._backlog.append(QueuedMessage(message, session.clock(), size))
+            # A thread may have answered meanwhile, before it could see that a message waits.
             session.catch_up()
 
-    def _go_on(self) -> None:
-        """Begin what waits for its turn, unless the client leaves its answers unread."""
-        while self._backlog and not self._answering and self.session is not None and self.socket.can_write:
+    def _handle_backlog(self) -> None:
+        """Handle what waits for its turn, as long as the client reads its answers."""
+        while self._backlog and not self._is_answering and self.session is not None and self.socket.can_write:
             waiting = self._backlog.popleft()
             self._waiting_bytes -= waiting.size
             self._handle(waiting.message, self.session.clock() - waiting.since)
-        if self._is_full and len(self._backlog) < MOST_BEHIND and not self._is_too_much(0):
+        if self._is_full and len(self._backlog) < MAX_BACKLOG_MESSAGES and not self._is_too_much(0):
             self._is_full = False
             self.socket.resume_requests()
 
     def _cancel(self, session: Session, number: int) -> None:
         waiting = next((each for each in self._backlog if getattr(each.message, "id", None) == number), None)
-        if waiting is None and self._calling is not None and self._calling_number == number:
-            self._calling.cancel()
+        if waiting is None and self._call is not None and self._call_number == number:
+            self._call.cancel()
         if waiting is None:
             session.cancel(number)
             return
@@ -411,13 +378,13 @@ class Conversation:
         self.socket.send(messages.write_error(StepCancelled("cancelled before it began"), number))
 
     def _close(self) -> None:
-        """The client said `close`: an own session ends at once, an attached one stays."""
-        self.lost(clean=True)
+        """The client sent `close`. A session that this connection opened ends; one that it attached to stays."""
+        self.on_connection_lost(clean=True)
         self.socket.close(NORMAL)
 
-    def _answered_mcp(self, session: Session, number: int | None, call: asyncio.Task[dict[str, Any] | None]) -> None:
-        """An `mcp` call has ended. One that was cancelled before it began has run nothing else of its own."""
-        self._calling = None
+    def _reply_to_mcp(self, session: Session, number: int | None, call: asyncio.Task[dict[str, Any] | None]) -> None:
+        """An `mcp` call has ended: send its response, if it has one, and end the turn."""
+        self._call = None
         if call.cancelled():
             cancelled = StepCancelled("cancelled: its caller gave it up")
             self._reply(session, number, messages.write_error(cancelled, number))
@@ -425,4 +392,4 @@ class Conversation:
             self._reply(session, number, write_mcp(response, number))
         elif number is not None:
             session.ledger.forget(number)
-        self.rest()
+        self.end_turn()

@@ -1,4 +1,7 @@
-"""All sessions of one server: opening within capacity, finding by token, reaping, draining."""
+"""All sessions of one server: opens them within capacity, finds them by token, closes them when idle, drains.
+
+Knows nothing of transports, and nothing of what a request does.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import CapacityReached, FactoryError, ServerDraining, SessionNotFound
-from paddock.protocol.redact import told
-from paddock.sessions.blueprint import Affinity, Blueprint
-from paddock.sessions.jobs import Returns, Runner, awaited
-from paddock.sessions.relay import OwnThread, Relay
-from paddock.sessions.runner import Threads
-from paddock.sessions.session import Door, Session, SessionInfo
-from paddock.sessions.slots import LEASE, Count, Leases, LocalCount, Slots
+from paddock.protocol.redact import describe_error
+from paddock.sessions.capacity import LEASE, Leases, LocalSlotCount, SlotCount, Slots
+from paddock.sessions.session import Origin, Session, SessionInfo
+from paddock.sessions.spec import Affinity, EnvironmentSpec
+from paddock.sessions.threads import Runner, Threads, call_or_await
 from paddock.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -29,12 +30,17 @@ if TYPE_CHECKING:
     from paddock.sessions.work import Work
 
 logger = logging.getLogger("paddock.sessions")
-REAP_EVERY = 1.0
-ROOM_TIMEOUT = 5.0
-ROOM_ELSEWHERE = 1.0
-BORROWER_WAITS = 5.0
-DRAIN_LOOKS_EVERY = 0.02
-LAST_GRACE = 0.5
+REAP_SECONDS = 1.0
+"""How often idle sessions are looked for."""
+CLOSING_SECONDS = 5.0
+"""How long a new session waits for an environment that is being closed, if instances may not overlap."""
+EVICTION_SECONDS = 1.0
+"""How long a new session waits at least for another process to evict one."""
+BORROW_WAIT_SECONDS = 5.0
+"""How long a call without a session waits for the slot, if instances may not overlap."""
+DRAIN_POLL_SECONDS = 0.02
+MIN_CLOSE_SECONDS = 0.5
+"""How long environments may take to close when the grace of a drain is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,38 +61,39 @@ class Statistics:
 class SessionManager:
     def __init__(
         self,
-        blueprint: Blueprint,
+        spec: EnvironmentSpec,
         limits: Limits,
         *,
-        count: Count | None = None,
+        count: SlotCount | None = None,
         clock: Callable[[], float] = time.monotonic,
         secrets: tuple[str, ...] = (),
         worker: int = 0,
         host: str | None = None,
+        make_threads: Callable[[int], Threads] = Threads,
     ) -> None:
-        self.blueprint = blueprint
+        self.spec = spec
         self.limits = limits
         self.clock = clock
         self.secrets = secrets
         self.worker = worker
         self.host = host
-        """Names this server and its present life where several machines share the sessions."""
+        """The prefix of this server's session tokens, where several machines share the sessions."""
         self.leases = Leases()
         self.loop = asyncio.get_running_loop()
-        self.returns = Returns()
-        self.threads = Threads(limits.threads, returns=self.returns)
-        self._relay = Relay(self.returns)
+        self._threads = make_threads(limits.threads)
+        self.completions = self._threads.completions
+        self.threads = self._threads.pool
         self.metrics = Metrics()
         self.slots = Slots(
-            count or LocalCount(limits.max_sessions), clock, limits.max_waiting, limits.max_waiting_per_connection
+            count or LocalSlotCount(limits.max_sessions), clock, limits.max_waiting, limits.max_waiting_per_connection
         )
         self.running: set[Work] = set()
         self.queued: set[Work] = set()
         """Requests that wait for their turn in a session."""
         self._draining = False
         self._drain_until = 0.0
-        self.ask_others_for_room: Callable[[], Awaitable[bool]] | None = None
-        """Set where other processes share the capacity and may have a session that gives way."""
+        self.request_eviction: Callable[[], Awaitable[bool]] | None = None
+        """Set if other processes share the capacity: asks one of them to evict a session. False if none can."""
         self.builds_ok: bool | None = None
         self._sessions: dict[str, Session] = {}
         self._ending: set[Session] = set()
@@ -94,7 +101,7 @@ class SessionManager:
         self._builds: set[asyncio.Future[Any]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._shared_thread = (
-            Threads(1, "paddock-shared", self.returns) if blueprint.affinity is Affinity.SHARED else None
+            self._threads.make_pool(1, "paddock-shared") if spec.affinity is Affinity.SHARED else None
         )
         self._last_reap = clock()
 
@@ -102,44 +109,43 @@ class SessionManager:
 
     async def open(
         self,
-        door: Door,
+        origin: Origin,
         *,
         token: str | None = None,
         wait: float | None = None,
-        moved: Callable[[int], None] | None = None,
+        on_place: Callable[[int], None] | None = None,
         lease: str | None = None,
         owner: object = None,
     ) -> Session:
         """A new session, as soon as there is a slot for it.
 
-        Waits up to `wait` seconds for one (None: as the server is set up); `moved` hears the place in
-        the queue. A `lease` is a slot that `reserve` took for this session. `owner` is the connection, where it
-        opens several.
-        Raises CapacityReached, QueueTimeout, ServerDraining or FactoryError.
+        Waits up to `wait` seconds for one (None: the server's default). `on_place` is called with the place in the
+        queue. A `lease` is a slot that `reserve` took for this session. `owner` is the connection, if it opens
+        several sessions. Raises CapacityReached, QueueTimeout, ServerDraining or FactoryError.
         """
         if self.is_draining():
             raise ServerDraining("the server is shutting down", hint="connect to another one, or again later")
         if not self.leases.redeem(lease or LEASE.get()):
-            await self._take_slot(self.limits.queue_timeout if wait is None else wait, moved, owner)
+            await self._take_slot(self.limits.queue_timeout if wait is None else wait, on_place, owner)
         threads = self.threads_for_session()
         environment = await self.build(threads, holds_slot=True)
-        session = Session(self, environment, door, threads, token)
+        session = Session(self, environment, origin, threads, token)
         self._sessions[session.token] = session
         self.metrics.sessions_opened += 1
-        logger.info("session %s opened (%s)", session.id, door.value)
+        logger.info("session %s opened (%s)", session.id, origin.value)
         if self.is_draining():
             session.close("the server is shutting down")
             raise ServerDraining("the server is shutting down")
         return session
 
     def reserve(self) -> str | None:
-        """Take a slot for a session that will be opened soon. None if there is no free one, even by making room."""
-        if self.is_draining() or not (self.slots.take() or (self.make_room() and self.slots.take())):
+        """Take a slot for a session that will be opened soon. None if all are taken and none can be evicted."""
+        if self.is_draining() or not (self.slots.take() or (self.evict_one() and self.slots.take())):
             return None
         return self.leases.grant(self.host or "", self.clock())
 
     def release(self, lease: str) -> None:
-        """Give the slot of a lease back, if no session came of it."""
+        """Give the slot of a lease back, unless a session used it."""
         if self.leases.redeem(lease):
             self.slots.give_back()
 
@@ -147,16 +153,16 @@ class SessionManager:
     async def borrow(self) -> AsyncIterator[Session]:
         """A session for one call: built, used once, closed.
 
-        It stands outside of all counting, unless instances may not overlap: then it waits for the slot.
+        It takes no slot, unless instances may not overlap: then it waits for the only one.
         """
         if self.is_draining():
             raise ServerDraining("the server is shutting down", hint="connect to another one, or again later")
-        alone = not self.blueprint.concurrent
+        alone = not self.spec.concurrent
         if alone:
-            await self._take_slot(BORROWER_WAITS)
+            await self._take_slot(BORROW_WAIT_SECONDS)
         threads = self.threads_for_session()
         environment = await self.build(threads, holds_slot=alone)
-        session = Session(self, environment, Door.HTTP, threads, holds_slot=alone)
+        session = Session(self, environment, Origin.HTTP, threads, holds_slot=alone)
         self._borrowed.add(session)
         try:
             yield session
@@ -180,17 +186,17 @@ class SessionManager:
         return session
 
     def new_token(self) -> str:
-        """An unguessable token. It begins with what keeps the session: a host, or a worker process's number."""
+        """An unguessable token. It begins with the host or the worker number that keeps the session."""
         if self.host is not None:
             return f"{self.host}-{uuid.uuid4()}"
         return f"{self.worker:02x}{str(uuid.uuid4())[2:]}"
 
     async def build(self, threads: Runner, *, holds_slot: bool = False) -> Any:
-        """A fresh environment, built on a thread. Raises FactoryError, and gives the caller's slot back then.
+        """A new environment, built on a thread. Raises FactoryError after giving the caller's slot back.
 
-        A build that nobody waits for any more is closed when it is done, and only then is its slot free.
+        If the caller is cancelled, the environment is closed when it is built, and only then is its slot free.
         """
-        building = asyncio.ensure_future(threads.call(self.blueprint.build))
+        building = asyncio.ensure_future(threads.call(self.spec.build))
         self._builds.add(building)
         building.add_done_callback(self._builds.discard)
         try:
@@ -198,7 +204,7 @@ class SessionManager:
             async with asyncio.timeout(self.limits.step_timeout):
                 environment = await asyncio.shield(building)
         except BaseException as error:
-            self._keep(self.loop.create_task(self._clear_away(building, threads, holds_slot)))
+            self._keep_task(self.loop.create_task(self._discard_build(building, threads, holds_slot)))
             if not isinstance(error, Exception):
                 raise
             self.builds_ok = False
@@ -206,7 +212,7 @@ class SessionManager:
         self.builds_ok = True
         return environment
 
-    async def _clear_away(self, building: asyncio.Future[Any], threads: Runner, holds_slot: bool) -> None:
+    async def _discard_build(self, building: asyncio.Future[Any], threads: Runner, holds_slot: bool) -> None:
         try:
             await self.dispose(await building, threads)
         except Exception:
@@ -220,7 +226,7 @@ class SessionManager:
         """Call a method that may be sync (then on a thread) or async."""
         method = getattr(environment, name)
         if inspect.iscoroutinefunction(method):
-            return await awaited(method, *arguments)
+            return await call_or_await(method, *arguments)
         return await threads.call(lambda: method(*arguments))
 
     async def dispose(self, environment: Any, threads: Runner) -> None:
@@ -231,64 +237,62 @@ class SessionManager:
             except Exception:
                 logger.exception("close failed")
 
-    async def _take_slot(self, wait: float, moved: Callable[[int], None] | None = None, owner: object = None) -> None:
+    async def _take_slot(
+        self, wait: float, on_place: Callable[[int], None] | None = None, owner: object = None
+    ) -> None:
         if self.slots.take():
             return
         if self.slots.waiting and wait > 0:
-            # Room is made for the first of them in every tick. What a newcomer costs must not depend on the others.
-            await self._wait_for_slot(wait, moved, owner)
+            # `tick` evicts for the first waiter. A new one must not cost more because others wait.
+            await self._wait_for_slot(wait, on_place, owner)
             return
-        gone = self.make_room()
+        evicted = self.evict_one()
         ending = [session.ended for session in self._ending if not session.is_running]
-        if ending and not self.blueprint.concurrent:
+        if ending and not self.spec.concurrent:
             # Instances may not overlap, so a slot is free only once its environment is closed.
-            await asyncio.wait(ending, timeout=ROOM_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ending, timeout=CLOSING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if self.slots.take():
             return
-        if gone is None and self.ask_others_for_room is not None and await self.ask_others_for_room():
-            wait = max(wait, ROOM_ELSEWHERE)
-        taken, most = self.slots.taken(), self.slots.capacity
+        if evicted is None and self.request_eviction is not None and await self.request_eviction():
+            wait = max(wait, EVICTION_SECONDS)
+        taken, capacity = self.slots.taken(), self.slots.capacity
         if wait <= 0:
             self.metrics.sessions_refused += 1
             raise CapacityReached(
-                f"Server at capacity: {taken}/{most} sessions active. Cannot accept new connections.",
+                f"Server at capacity: {taken}/{capacity} sessions active. Cannot accept new connections.",
                 hint="try again later, wait in the queue (queue_timeout), or raise --max-sessions",
                 active_sessions=taken,
-                max_sessions=most,
+                max_sessions=capacity,
             )
-        await self._wait_for_slot(wait, moved, owner)
+        await self._wait_for_slot(wait, on_place, owner)
 
-    async def _wait_for_slot(self, wait: float, moved: Callable[[int], None] | None, owner: object) -> None:
+    async def _wait_for_slot(self, wait: float, on_place: Callable[[int], None] | None, owner: object) -> None:
         try:
-            await self.slots.wait(wait, moved, owner=owner)
+            await self.slots.wait(wait, on_place, owner=owner)
         except CapacityReached:
             self.metrics.sessions_refused += 1
             raise
 
-    async def _ask_others(self, ask: Callable[[], Awaitable[bool]]) -> None:
-        await ask()
+    def count_evictable(self, now: float) -> int:
+        """How many sessions can be evicted."""
+        return sum(1 for session in self._sessions.values() if session.is_evictable(now))
 
-    def giving_way(self, now: float) -> int:
-        """How many sessions would make room."""
-        return sum(1 for session in self._sessions.values() if session.gives_way(now))
-
-    def make_room(self) -> Session | None:
-        """Close the session that gives way and was unused for longest, if there is one."""
+    def evict_one(self) -> Session | None:
+        """Close the evictable session that was idle for longest. None if there is none."""
         now = self.clock()
-        ready = [session for session in self._sessions.values() if session.gives_way(now)]
-        if not ready:
-            return None
-        gone = min(ready, key=lambda session: session.last_active)
-        gone.close("it made room for another")
-        return gone
+        evictable = (session for session in self._sessions.values() if session.is_evictable(now))
+        evicted = min(evictable, key=lambda session: session.last_active, default=None)
+        if evicted is not None:
+            evicted.close("it made room for another")
+        return evicted
 
     def _factory_error(self, error: Exception) -> FactoryError:
-        name = getattr(self.blueprint.make, "__name__", self.blueprint.cls.__name__)
+        name = getattr(self.spec.make, "__name__", self.spec.cls.__name__)
         logger.error("the environment factory %r failed", name, exc_info=error)
-        message = f"Environment factory '{name}' failed to create instance. {told(error, self.secrets)}"
+        message = f"Environment factory '{name}' failed to create instance. {describe_error(error, self.secrets)}"
         return FactoryError(message, factory_name=name)
 
-    def _keep(self, task: asyncio.Task[Any]) -> None:
+    def _keep_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -297,8 +301,8 @@ class SessionManager:
     def threads_for_session(self) -> Runner:
         if self._shared_thread is not None:
             return self._shared_thread
-        if self.blueprint.affinity is Affinity.OWN:
-            return OwnThread(self._relay)
+        if self.spec.affinity is Affinity.OWN:
+            return self._threads.make_own_thread()
         return self.threads
 
     def release_threads(self, threads: Runner) -> None:
@@ -312,20 +316,20 @@ class SessionManager:
             return
         self.metrics.count_closed(reason)
         logger.info("session %s closed after %d steps: %s", session.id, session.episode.steps, reason)
-        if self.blueprint.concurrent:
+        if self.spec.concurrent:
             self.slots.give_back()
 
-    def ended(self, session: Session) -> None:
+    def record_end(self, session: Session) -> None:
         """The session's environment is closed."""
         self._ending.discard(session)
-        if session.holds_slot and not self.blueprint.concurrent:
+        if session.holds_slot and not self.spec.concurrent:
             self.slots.give_back()
 
-    # -- time -------------------------------------------------------------------------------------
+    # -- deadlines and the end -----------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Look after everything that has a deadline. Called about ten times a second."""
-        self.returns.deliver()
+        """Check everything that has a deadline. Called about ten times a second."""
+        self.completions.deliver()
         now = self.clock()
         for work in [*self.running, *self.queued]:
             if work.deadline is not None and now >= work.deadline and not work.expired:
@@ -335,43 +339,43 @@ class SessionManager:
         for lease in self.leases.expired(now):
             self.release(lease)
         if self.slots.waiting:
-            gone = self.make_room()
+            evicted = self.evict_one()
             self.slots.admit()
-            if gone is None and self.slots.waiting and self.ask_others_for_room is not None:
-                # A session of another process may have begun to give way since the newcomer came.
-                self._keep(self.loop.create_task(self._ask_others(self.ask_others_for_room)))
-        if now - self._last_reap >= REAP_EVERY:
+            if evicted is None and self.slots.waiting and self.request_eviction is not None:
+                # A session of another process may have become evictable in the meantime.
+                self._keep_task(asyncio.ensure_future(self.request_eviction()))
+        if now - self._last_reap >= REAP_SECONDS:
             self._last_reap = now
             for session in list(self._sessions.values()):
                 if session.is_expired(now):
                     session.close("nobody used it for too long")
 
     def abandon(self) -> None:
-        """The loop has ended without a drain: close what is left of it on a thread, and come back no more."""
-        left = [s for s in (*self._sessions.values(), *self._ending, *self._borrowed) if not s.is_closing_environment]
-        environments = [session.environment for session in left]
+        """The loop has ended without a drain: close all environments on a thread."""
+        sessions = (*self._sessions.values(), *self._ending, *self._borrowed)
+        environments = [session.environment for session in sessions if not session.is_closing_environment]
         threading.Thread(target=_close_all, args=(environments,), name="paddock-abandoned", daemon=True).start()
         self.threads.close()
         if self._shared_thread is not None:
             self._shared_thread.close()
 
     def hurry(self) -> None:
-        """Drain without any more grace."""
+        """End the grace of a drain now."""
         self._drain_until = self.clock()
 
     async def drain(self, grace: float) -> None:
-        """Refuse newcomers, let running requests finish within `grace`, then close every session."""
+        """Refuse new sessions, let running requests finish within `grace` seconds, then close every session."""
         self._draining = True
-        self.slots.turn_away(ServerDraining("the server is shutting down"))
+        self.slots.reject_all(ServerDraining("the server is shutting down"))
         self._drain_until = self.clock() + grace
         while (self.running or self._builds or self._tasks) and self.clock() < self._drain_until:
-            await asyncio.sleep(DRAIN_LOOKS_EVERY)
-            self.returns.deliver()
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+            self.completions.deliver()
         for session in [*self._sessions.values(), *self._borrowed]:
             session.close("the server is shutting down")
         if self._ending:
-            left = max(LAST_GRACE, self._drain_until - self.clock())
-            await asyncio.wait([session.ended for session in self._ending], timeout=left)
+            timeout = max(MIN_CLOSE_SECONDS, self._drain_until - self.clock())
+            await asyncio.wait([session.ended for session in self._ending], timeout=timeout)
         hanging = list(self._ending)
         for session in hanging:
             session.force_close()
@@ -382,7 +386,7 @@ class SessionManager:
         if self._shared_thread is not None:
             self._shared_thread.close()
 
-    # -- looking ----------------------------------------------------------------------------------
+    # -- statistics --------------------------------------------------------------------------------
 
     def statistics(self) -> Statistics:
         return Statistics(
@@ -403,6 +407,6 @@ class SessionManager:
 def _close_all(environments: list[Any]) -> None:
     for environment in environments:
         try:
-            asyncio.run(awaited(getattr(environment, "close", lambda: None)))
+            asyncio.run(call_or_await(getattr(environment, "close", lambda: None)))
         except Exception:
             logger.exception("close failed")

@@ -1,1 +1,1 @@
-"""What happened, counted. Telemetry observes: nothing here decides anything."""
+"""Metrics of a server, and an event bus with sinks. Telemetry observes and decides nothing."""

@@ -1,7 +1,7 @@
-"""A bus: code announces an event once, and whoever subscribed hears of it.
+"""An event bus: code emits an event once, and every subscribed sink gets it.
 
-Knows no event and no backend. A sink that raises is counted and logged; it never disturbs the code that
-announced the event.
+It does not know the events and the backends. A sink that raises is counted and logged. It never disturbs the code
+that emitted the event.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 Level = Literal["debug", "info", "warning", "error"]
 
 
-class Event(Protocol):
-    """Something that happened: a name, how much it matters, and plain values that describe it."""
+class TelemetryEvent(Protocol):
+    """A name, a log level, and plain values that describe what happened."""
 
     name: ClassVar[str]
     level: ClassVar[Level]
@@ -29,7 +29,7 @@ class Event(Protocol):
 
 
 class Bus:
-    """Hands every event to every sink, in the order in which they subscribed. Safe to use from any thread."""
+    """Passes every event to every sink, in the order of subscription. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._sinks: tuple[Callable[[Any], None], ...] = ()
@@ -38,12 +38,12 @@ class Bus:
         """How often each sink raised, by its name."""
 
     def subscribe(self, sink: Callable[[Any], None]) -> Callable[[], None]:
-        """Send all further events to `sink`. Call what comes back to end that."""
+        """Send all further events to `sink`. The returned function ends the subscription."""
         with self._lock:
             self._sinks = (*self._sinks, sink)
         return lambda: self._unsubscribe(sink)
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: TelemetryEvent) -> None:
         for sink in self._sinks:
             try:
                 sink(event)
@@ -55,8 +55,8 @@ class Bus:
 
     def _unsubscribe(self, sink: Callable[[Any], None]) -> None:
         with self._lock:
-            self._sinks = tuple(known for known in self._sinks if known is not sink)
+            self._sinks = tuple(each for each in self._sinks if each is not sink)
 
 
 bus = Bus()
-"""The bus of this process, for code that was not handed another."""
+"""The bus of this process, for code that gets no other as an argument."""

@@ -9,20 +9,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
+BUCKET_SECONDS = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    5.0,
+    30.0,
+)
 
 
 class Histogram:
-    """Counts of durations per bucket. The last bucket is everything above."""
+    """Counts of durations per bucket. The last bucket counts everything above the bounds."""
 
     __slots__ = ("buckets", "total")
 
     def __init__(self) -> None:
-        self.buckets = [0] * (len(BOUNDS) + 1)
+        self.buckets = [0] * (len(BUCKET_SECONDS) + 1)
         self.total = 0.0
 
     def observe(self, seconds: float) -> None:
-        self.buckets[bisect_left(BOUNDS, seconds)] += 1
+        self.buckets[bisect_left(BUCKET_SECONDS, seconds)] += 1
         self.total += seconds
 
     @property
@@ -31,6 +47,8 @@ class Histogram:
 
 
 class Metrics:
+    """The counters of one server process."""
+
     def __init__(self) -> None:
         self.calls: defaultdict[str, Histogram] = defaultdict(Histogram)
         """Time of environment calls, by method."""
@@ -49,58 +67,35 @@ class Metrics:
 def prometheus(metrics: Metrics, statistics: Any, worker: int = 0) -> str:
     """The text that Prometheus scrapes."""
     label = f'worker="{worker}"'
+    closed = [(f'{label},reason="{reason}"', count) for reason, count in metrics.sessions_closed.items()]
+    errors = [(f'{label},code="{code}"', count) for code, count in metrics.errors.items()]
+    families: list[tuple[str, str, str, float | list[tuple[str, int]]]] = [
+        ("sessions", "gauge", "Sessions open now.", statistics.sessions),
+        ("sessions_capacity", "gauge", "Sessions allowed at once, all workers together.", statistics.capacity),
+        ("sessions_waiting", "gauge", "Clients waiting for a slot.", statistics.waiting),
+        ("calls_running", "gauge", "Environment calls under way.", statistics.running),
+        ("calls_hung", "gauge", "Environment calls past their deadline that still hold a thread.", statistics.hung),
+        ("threads", "gauge", "Threads that run environments.", statistics.threads),
+        ("sessions_opened_total", "counter", "Sessions opened.", metrics.sessions_opened),
+        ("sessions_refused_total", "counter", "Clients refused for lack of a slot.", metrics.sessions_refused),
+        ("sessions_resumed_total", "counter", "Sessions resumed after a dropped socket.", metrics.sessions_resumed),
+        ("sessions_closed_total", "counter", "Sessions closed, by reason.", closed),
+        ("errors_total", "counter", "Environment calls that failed, by code.", errors),
+    ]
     lines: list[str] = []
-
-    def family(name: str, kind: str, text: str, samples: Iterable[tuple[str, float]]) -> None:
-        lines.extend((f"# HELP paddock_{name} {text}", f"# TYPE paddock_{name} {kind}"))
-        lines.extend(f"paddock_{name}{{{labels}}} {value}" for labels, value in samples)
-
-    family("sessions", "gauge", "Sessions open now.", [(label, statistics.sessions)])
-    family(
-        "sessions_capacity",
-        "gauge",
-        "Sessions allowed at once, all workers together.",
-        [(label, statistics.capacity)],
-    )
-    family("sessions_waiting", "gauge", "Newcomers waiting for a slot.", [(label, statistics.waiting)])
-    family("calls_running", "gauge", "Environment calls under way.", [(label, statistics.running)])
-    family(
-        "calls_hung",
-        "gauge",
-        "Environment calls past their deadline that still hold a thread.",
-        [(label, statistics.hung)],
-    )
-    family("threads", "gauge", "Threads that run environments.", [(label, statistics.threads)])
-    family("sessions_opened_total", "counter", "Sessions opened.", [(label, metrics.sessions_opened)])
-    family(
-        "sessions_refused_total",
-        "counter",
-        "Newcomers refused for lack of a slot.",
-        [(label, metrics.sessions_refused)],
-    )
-    family(
-        "sessions_resumed_total",
-        "counter",
-        "Sessions taken up again after a dropped socket.",
-        [(label, metrics.sessions_resumed)],
-    )
-    family(
-        "sessions_closed_total", "counter", "Sessions closed, by reason.",
-        [(f'{label},reason="{reason}"', number) for reason, number in metrics.sessions_closed.items()],
-    )  # fmt: skip
-    family(
-        "errors_total", "counter", "Environment calls that failed, by code.",
-        [(f'{label},code="{code}"', number) for code, number in metrics.errors.items()],
-    )  # fmt: skip
-    lines.extend(("# HELP paddock_call_seconds Time of environment calls.", "# TYPE paddock_call_seconds histogram"))
+    for name, kind, text, value in families:
+        lines += [f"# HELP paddock_{name} {text}", f"# TYPE paddock_{name} {kind}"]
+        samples = value if isinstance(value, list) else [(label, value)]
+        lines += [f"paddock_{name}{{{labels}}} {sample}" for labels, sample in samples]
+    lines += ["# HELP paddock_call_seconds Time of environment calls.", "# TYPE paddock_call_seconds histogram"]
     for method, histogram in metrics.calls.items():
-        lines.extend(_histogram_lines(f'{label},method="{method}"', histogram))
+        lines += _histogram_lines(f'{label},method="{method}"', histogram)
     return "\n".join(lines) + "\n"
 
 
 def _histogram_lines(labels: str, histogram: Histogram) -> Iterable[str]:
     reached = 0
-    for bound, number in zip((*BOUNDS, "+Inf"), histogram.buckets, strict=True):
+    for bound, number in zip((*BUCKET_SECONDS, "+Inf"), histogram.buckets, strict=True):
         reached += number
         yield f'paddock_call_seconds_bucket{{{labels},le="{bound}"}} {reached}'
     yield f"paddock_call_seconds_sum{{{labels}}} {histogram.total:.6f}"
@@ -108,7 +103,7 @@ def _histogram_lines(labels: str, histogram: Histogram) -> Iterable[str]:
 
 
 def merge_texts(texts: list[str]) -> str:
-    """The texts of several workers as one: the samples of a family stand together under one heading."""
+    """Merge the texts of several workers: all samples of a family under one heading, as the format requires."""
     families: dict[str, list[str]] = {}
     for text in texts:
         for block in text.split("# HELP ")[1:]:

@@ -1,14 +1,14 @@
-"""What tests of environments and servers need: conformance suites, and a clock that can be moved."""
+"""Conformance suites for environments, servers, sandboxes, agents, dialects and tasks, and a fake clock."""
 
-from paddock.testing.checks import Check, Doubtful, Outcome, Result, Skipped, Suite, Wrong
+from paddock.testing.checks import Check, CheckOutcome, Doubtful, Result, Skipped, Suite, Wrong
 from paddock.testing.clock import FakeClock
 from paddock.testing.conformance import check_environment, check_server, failed
 
 __all__ = [
     "Check",
+    "CheckOutcome",
     "Doubtful",
     "FakeClock",
-    "Outcome",
     "Result",
     "Skipped",
     "Suite",

@@ -2,7 +2,7 @@
 
 Knows nothing of environments, servers or sandboxes: a suite is a list of functions, and its subject
 is whatever they take. A check returns (perhaps with a remark) if its claim holds, and raises a
-`Verdict` if it does not; any other exception counts as a failure too.
+`CheckVerdict` if it does not; any other exception counts as a failure too.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ from typing import ClassVar, Generic, Literal, TypeVar
 from paddock.errors import PaddockError
 
 SubjectT = TypeVar("SubjectT")
-Outcome = Literal["passed", "failed", "warning", "info", "skipped"]
+CheckOutcome = Literal["passed", "failed", "warning", "info", "skipped"]
 Claim = Callable[[SubjectT], Awaitable[str | None]]
 Announce = Callable[[str, int, int], None]
 """Called with the name of the check that begins, how many are done, and how many there are."""
 
-LONGEST_DETAIL = 400
+MAX_DETAIL_CHARACTERS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one check."""
+    """The result of one check."""
 
     name: str
-    outcome: Outcome
+    outcome: CheckOutcome
     detail: str = ""
     hint: str | None = None
     seconds: float = 0.0
+    fault: str | None = None
+    """The name of a common fault of tasks, from the table in docs/tasks.md."""
 
 
-class Verdict(Exception):
-    """Ends a check with something to tell. The hint of the check itself stands in for a missing one."""
+class CheckVerdict(Exception):
+    """Ends a check with a result. Without a hint, that of the check is used."""
 
-    outcome: ClassVar[Outcome]
+    outcome: ClassVar[CheckOutcome]
 
     def __init__(self, detail: str, hint: str | None = None) -> None:
         super().__init__(detail)
@@ -46,19 +48,19 @@ class Verdict(Exception):
         self.hint = hint
 
 
-class Wrong(Verdict):
+class Wrong(CheckVerdict):
     """The claim does not hold."""
 
     outcome = "failed"
 
 
-class Doubtful(Verdict):
+class Doubtful(CheckVerdict):
     """The claim holds, but not as well as it should."""
 
     outcome = "warning"
 
 
-class Skipped(Verdict):
+class Skipped(CheckVerdict):
     """The claim does not apply."""
 
     outcome = "skipped"
@@ -69,9 +71,9 @@ class Check(Generic[SubjectT]):
     claim: Claim[SubjectT]
     hint: str
     needs: tuple[Claim[SubjectT], ...] = ()
-    """Claims without which this one cannot be looked at."""
+    """Claims that have to hold before this one can be checked."""
     excuse: Callable[[SubjectT], str | None] | None = None
-    """Why a failure is a mere note for this subject; None if it is not."""
+    """Why a failure is only a note for this subject; None if it counts."""
 
     @property
     def name(self) -> str:
@@ -111,7 +113,7 @@ class Suite(Generic[SubjectT]):
             missing = next((need for need in check.needs if need in broken), None)
             if missing is not None:
                 broken.add(check.claim)
-                results.append(Result(check.name, "skipped", f"only looked at when {name_of(missing)}"))
+                results.append(Result(check.name, "skipped", f"only checked when {name_of(missing)}"))
                 continue
             result = await run_check(check, subject, timeout)
             if result.outcome == "failed":
@@ -127,7 +129,7 @@ async def run_check(check: Check[SubjectT], subject: SubjectT, timeout: float) -
         async with asyncio.timeout(timeout) as deadline:
             remark = await check.claim(subject)
         result = Result(check.name, "passed", remark or "")
-    except Verdict as verdict:
+    except CheckVerdict as verdict:
         hint = verdict.hint or (None if verdict.outcome == "skipped" else check.hint)
         result = Result(check.name, verdict.outcome, verdict.detail, hint)
     except PaddockError as error:
@@ -148,7 +150,7 @@ def name_of(claim: Callable[..., object]) -> str:
     return str(getattr(claim, "__name__", claim)).replace("_", " ")
 
 
-def shorten(text: str, length: int = LONGEST_DETAIL) -> str:
+def shorten(text: str, length: int = MAX_DETAIL_CHARACTERS) -> str:
     """One line, cut when it gets long."""
     line = " ".join(text.split())
     return line if len(line) <= length else line[: length - 1] + "…"

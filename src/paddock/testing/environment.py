@@ -1,7 +1,7 @@
 """What an environment class must get right, check by check.
 
-The order matters a little: what later checks build on comes first, and the first calls of `reset` and
-`step` run on a thread with a deadline, so that a class which hangs is found out before it can block us.
+The order matters: what later checks need comes first, and the first calls of `reset` and `step` run on a thread with
+a deadline, so that a class which hangs is detected before it can block the others.
 """
 
 from __future__ import annotations
@@ -13,44 +13,57 @@ from itertools import pairwise
 from numbers import Real
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import orjson
-from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from paddock.errors import InvalidMessage, PaddockError, ToolFailure
-from paddock.protocol.codec import encode, model_fields
-from paddock.sessions.blueprint import Affinity, Where
+from paddock.protocol.codec import encode
+from paddock.sessions.spec import Affinity, Where
 from paddock.testing.checks import Doubtful, Skipped, Suite, Wrong
-from paddock.testing.examples import MISSPELT, counterexamples, has_type
-from paddock.testing.trial import Move, NoMove, Session, Trial, first_problem, takes
-from paddock.types import Action, Observation
+from paddock.testing.environment_subject import (
+    HEARTBEAT_SECONDS,
+    SEED,
+    EnvironmentSubject,
+    ExampleAction,
+    NoExampleAction,
+    beat,
+    field,
+    play,
+    played,
+    refuse_actions,
+    refuse_calls,
+    require_fit,
+    require_same,
+    require_survival,
+    seen,
+    takes,
+    visible,
+)
+from paddock.testing.schema_examples import has_type
+from paddock.types import Action
 
-SEED = 7
-INLINE_LIMIT = 0.005
-BLOCKED_LIMIT = 0.050
-HEARTBEAT = 0.005
+INLINE_SECONDS = 0.005
+BLOCKED_SECONDS = 0.050
 TIMED_STEPS = 5
 
-ENVIRONMENT: Suite[Trial] = Suite()
+ENVIRONMENT: Suite[EnvironmentSubject] = Suite()
 check = ENVIRONMENT.check
 
 
 @check("the class needs reset and step, and a constructor that works without arguments")
-async def it_can_be_built(trial: Trial) -> None:
-    await trial.prepare()
-    async with trial.instance():
+async def it_can_be_built(subject: EnvironmentSubject) -> None:
+    await subject.prepare()
+    async with subject.instance():
         pass
 
 
 @check("annotate fields with types that pydantic can describe as JSON Schema", needs=[it_can_be_built])
-async def its_schemas_can_be_produced(trial: Trial) -> None:
-    encode(trial.blueprint.schemas())
+async def its_schemas_can_be_produced(subject: EnvironmentSubject) -> None:
+    encode(subject.spec.schemas())
 
 
 @check("write a docstring, or define get_metadata()", needs=[it_can_be_built])
-async def it_describes_itself(trial: Trial) -> str:
-    async with trial.instance() as instance:
+async def it_describes_itself(subject: EnvironmentSubject) -> str:
+    async with subject.instance() as instance:
         described = await instance.metadata()
     if not described.name:
         raise Wrong("its metadata has no name")
@@ -60,23 +73,23 @@ async def it_describes_itself(trial: Trial) -> str:
 
 
 @check("return an instance of the observation type that the class declares", needs=[it_can_be_built])
-async def reset_returns_the_observation_type(trial: Trial) -> None:
-    async with trial.instance() as instance:
+async def reset_returns_the_observation_type(subject: EnvironmentSubject) -> None:
+    async with subject.instance() as instance:
         observation = await instance.reset()
-    require_fit(observation, trial.blueprint.reset_observation_type)
+    require_fit(observation, subject.spec.reset_observation_type)
 
 
 @check(
     "draw everything random from random.Random(seed), made anew in each reset",
     needs=[reset_returns_the_observation_type],
 )
-async def the_same_seed_gives_the_same_first_observation(trial: Trial) -> None:
-    if not takes(trial.blueprint.reset, "seed"):
+async def the_same_seed_gives_the_same_first_observation(subject: EnvironmentSubject) -> None:
+    if not takes(subject.spec.reset, "seed"):
         raise Skipped("reset takes no seed")
-    async with trial.instance() as instance:
+    async with subject.instance() as instance:
         first, second = await instance.reset(seed=SEED), await instance.reset(seed=SEED)
     require_same(seen(first), seen(second), "a second reset with the same seed")
-    async with trial.instance() as other:
+    async with subject.instance() as other:
         third = await other.reset(seed=SEED)
     require_same(seen(first), seen(third), "another instance with the same seed")
 
@@ -85,48 +98,54 @@ async def the_same_seed_gives_the_same_first_observation(trial: Trial) -> None:
     "say what to try: Field(examples=[...]) on the fields of the action, or on a tool's arguments",
     needs=[its_schemas_can_be_produced],
 )
-async def an_example_action_can_be_made_from_the_schema(trial: Trial) -> str | None:
-    moves = await trial.moves()
-    if not moves:
+async def an_example_action_can_be_made_from_the_schema(subject: EnvironmentSubject) -> str | None:
+    examples = await subject.example_actions()
+    if not examples:
         raise Wrong("it offers no tools", "mark the methods that agents may call with @tool")
-    if not trial.blueprint.has_tools and trial.blueprint.action_type is Action:
+    if not subject.spec.has_tools and subject.spec.action_type is Action:
         hint = "derive from Environment[YourAction, YourObservation, YourState]"
         raise Wrong("the class does not say what its actions look like", hint)
-    missing = [move for move in moves if isinstance(move, NoMove)]
+    missing = [example_action for example_action in examples if isinstance(example_action, NoExampleAction)]
     if missing:
-        raise Doubtful("; ".join(f"none for {move.name}: {move.reason}" for move in missing))
-    return None if trial.blueprint.has_tools else str(orjson.dumps((await trial.move()).document).decode())
+        raise Doubtful(
+            "; ".join(f"none for {example_action.name}: {example_action.reason}" for example_action in missing)
+        )
+    return None if subject.spec.has_tools else str(orjson.dumps((await subject.example_action()).document).decode())
 
 
 @check(
     "answer a bad move with an observation that says so, narrow the schema, or give Field(examples=[...])",
     needs=[reset_returns_the_observation_type, its_schemas_can_be_produced],
 )
-async def a_step_with_an_example_action_works(trial: Trial) -> None:
-    if trial.blueprint.has_tools:
+async def a_step_with_an_example_action_works(subject: EnvironmentSubject) -> None:
+    if subject.spec.has_tools:
         raise Skipped("its tools are called one by one")
-    move = await trial.move()
-    async with trial.instance() as instance:
+    example_action = await subject.example_action()
+    async with subject.instance() as instance:
         await instance.reset(seed=SEED)
-        await instance.step(trial.action(move))
+        await instance.step(subject.action(example_action))
 
 
 @check(
     "a tool may fail, but not on its own examples: give its arguments Field(examples=[...])",
     needs=[reset_returns_the_observation_type, an_example_action_can_be_made_from_the_schema],
 )
-async def each_tool_answers_an_example_call(trial: Trial) -> str:
-    if not trial.blueprint.has_tools:
+async def each_tool_answers_an_example_call(subject: EnvironmentSubject) -> str:
+    if not subject.spec.has_tools:
         raise Skipped("it has no tools")
-    called = [move for move in await trial.moves() if isinstance(move, Move)]
+    called = [
+        example_action
+        for example_action in await subject.example_actions()
+        if isinstance(example_action, ExampleAction)
+    ]
     failures = []
-    for move in called:
-        async with trial.instance() as instance:
+    for example_action in called:
+        async with subject.instance() as instance:
             await instance.reset(seed=SEED)
-            observation = await instance.step(trial.action(move))
+            observation = await instance.step(subject.action(example_action))
         error = field(observation, "error")
         if error is not None:
-            failures.append(f"{move.name}: {field(error, 'message')}")
+            failures.append(f"{example_action.name}: {field(error, 'message')}")
     if failures:
         raise Doubtful("; ".join(failures))
     return f"{len(called)} called"
@@ -136,14 +155,14 @@ STEPS = (a_step_with_an_example_action_works, each_tool_answers_an_example_call)
 
 
 @check("return an instance of the observation type that the class declares", needs=STEPS)
-async def step_returns_the_observation_type(trial: Trial) -> None:
-    for _, observation in await played(trial):
-        require_fit(observation, trial.blueprint.observation_type)
+async def step_returns_the_observation_type(subject: EnvironmentSubject) -> None:
+    for _, observation in await played(subject):
+        require_fit(observation, subject.spec.observation_type)
 
 
 @check('return a finite number, or None for "not scored"', needs=STEPS)
-async def rewards_are_numbers_or_none(trial: Trial) -> None:
-    for name, observation in await played(trial, with_reset=True):
+async def rewards_are_numbers_or_none(subject: EnvironmentSubject) -> None:
+    for name, observation in await played(subject, with_reset=True):
         reward = field(observation, "reward")
         if reward is None:
             continue
@@ -154,29 +173,29 @@ async def rewards_are_numbers_or_none(trial: Trial) -> None:
 
 
 @check("set done to True or False", needs=STEPS)
-async def done_is_true_or_false(trial: Trial) -> None:
-    for name, observation in await played(trial, with_reset=True):
+async def done_is_true_or_false(subject: EnvironmentSubject) -> None:
+    for name, observation in await played(subject, with_reset=True):
         done = field(observation, "done")
         if not isinstance(done, bool):
             raise Wrong(f"done of {name} is {done!r}, a {type(done).__name__}")
 
 
 @check("use types that JSON can carry and that read back as what they were", needs=STEPS)
-async def observations_survive_json(trial: Trial) -> None:
-    for name, observation in await played(trial, with_reset=True):
-        kind = trial.blueprint.observation_type if name != "reset" else trial.blueprint.reset_observation_type
+async def observations_survive_json(subject: EnvironmentSubject) -> None:
+    for name, observation in await played(subject, with_reset=True):
+        kind = subject.spec.observation_type if name != "reset" else subject.spec.reset_observation_type
         require_survival(observation, kind, f"the observation of {name}")
 
 
 @check("use types that JSON can carry and that read back as what they were", needs=STEPS)
-async def the_state_survives_json(trial: Trial) -> str | None:
-    async with trial.instance() as instance:
+async def the_state_survives_json(subject: EnvironmentSubject) -> str | None:
+    async with subject.instance() as instance:
         await instance.reset(seed=SEED)
-        await instance.step(trial.action(await trial.move()))
+        await instance.step(subject.action(await subject.example_action()))
         state = await instance.state()
     if state is None:
         return "kept by the server"
-    require_survival(state, trial.blueprint.state_type, "the state")
+    require_survival(state, subject.spec.state_type, "the state")
     return None
 
 
@@ -188,11 +207,11 @@ SESSION_STEPS = (the_state_survives_json, rewards_are_numbers_or_none)
     "derive the state from paddock.State, set episode_id in reset and add 1 to step_count in step",
     needs=SESSION_STEPS,
 )
-async def the_state_has_an_episode_id_and_counts_steps(trial: Trial) -> None:
-    async with trial.session() as session:
+async def the_state_has_an_episode_id_and_counts_steps(subject: EnvironmentSubject) -> None:
+    async with subject.session() as session:
         await session.reset()
         before = await session.state()
-        await session.step((await trial.move()).document)
+        await session.step((await subject.example_action()).document)
         after = await session.state()
     for name in ("episode_id", "step_count"):
         if name not in after:
@@ -205,8 +224,8 @@ async def the_state_has_an_episode_id_and_counts_steps(trial: Trial) -> None:
 
 
 @check("compute the state without changing anything", needs=[the_state_survives_json])
-async def reading_the_state_changes_nothing(trial: Trial) -> None:
-    async with trial.session() as session:
+async def reading_the_state_changes_nothing(subject: EnvironmentSubject) -> None:
+    async with subject.session() as session:
         await session.reset(seed=SEED)
         first, second = await session.state(), await session.state()
     require_same(first, second, "a second look at the state")
@@ -216,10 +235,10 @@ async def reading_the_state_changes_nothing(trial: Trial) -> None:
     "set everything back in reset, and take over the episode_id it is given",
     needs=[the_state_has_an_episode_id_and_counts_steps],
 )
-async def reset_begins_a_new_episode(trial: Trial) -> None:
-    async with trial.session() as session:
+async def reset_begins_a_new_episode(subject: EnvironmentSubject) -> None:
+    async with subject.session() as session:
         await session.reset(episode_id="first")
-        await session.step((await trial.move()).document)
+        await session.step((await subject.example_action()).document)
         await session.reset(episode_id="second")
         state = await session.state()
     if state["step_count"] != 0:
@@ -229,17 +248,17 @@ async def reset_begins_a_new_episode(trial: Trial) -> None:
 
 
 @check("write a docstring under each @tool method: it is all that an agent knows of it", needs=[it_can_be_built])
-async def tools_have_descriptions(trial: Trial) -> None:
-    bare = [tool.name for tool in await trial.tools() if not tool.description.strip()]
+async def tools_have_descriptions(subject: EnvironmentSubject) -> None:
+    bare = [tool.name for tool in await subject.tools() if not tool.description.strip()]
     if bare:
         raise Wrong(f"without a description: {', '.join(bare)}")
 
 
 @check("annotate every argument of a tool with its type", needs=[it_can_be_built])
-async def arguments_of_tools_have_types(trial: Trial) -> None:
+async def arguments_of_tools_have_types(subject: EnvironmentSubject) -> None:
     bare = [
         f"{tool.name}({name})"
-        for tool in await trial.tools()
+        for tool in await subject.tools()
         for name, schema in tool.input_schema.get("properties", {}).items()
         if not has_type(schema, tool.input_schema)
     ]
@@ -251,14 +270,14 @@ async def arguments_of_tools_have_types(trial: Trial) -> None:
     "derive the action from paddock.Action, and let its fields (not step) decide what is allowed",
     needs=[the_state_survives_json],
 )
-async def a_bad_action_is_refused_and_changes_nothing(trial: Trial) -> str:
-    async with trial.session() as session:
+async def a_bad_action_is_refused_and_changes_nothing(subject: EnvironmentSubject) -> str:
+    async with subject.session() as session:
         await session.reset(seed=SEED)
         before = await session.state()
-        if trial.blueprint.has_tools:
-            refused = await refuse_calls(session, await trial.tools())
+        if subject.spec.has_tools:
+            refused = await refuse_calls(session, await subject.tools())
         else:
-            refused = await refuse_actions(session, trial.blueprint.schemas()["action"])
+            refused = await refuse_actions(session, subject.spec.schemas()["action"])
         require_same(before, await session.state(), "the state after refused actions")
     if not refused:
         raise Doubtful("it takes every action: nothing is ever wrong")
@@ -266,14 +285,14 @@ async def a_bad_action_is_refused_and_changes_nothing(trial: Trial) -> str:
 
 
 @check("close may be called before the first reset: release only what is there", needs=[it_can_be_built])
-async def close_works_before_the_first_reset(trial: Trial) -> None:
-    async with trial.instance() as instance:
+async def close_works_before_the_first_reset(subject: EnvironmentSubject) -> None:
+    async with subject.instance() as instance:
         await instance.close()
 
 
 @check("close must release everything whatever happened before it", needs=[reset_returns_the_observation_type])
-async def close_works_after_a_failed_step(trial: Trial) -> None:
-    async with trial.instance() as instance:
+async def close_works_after_a_failed_step(subject: EnvironmentSubject) -> None:
+    async with subject.instance() as instance:
         await instance.reset(seed=SEED)
         with suppress(Exception):
             await instance.step(object())
@@ -285,19 +304,19 @@ async def close_works_after_a_failed_step(trial: Trial) -> None:
     "or drop concurrent_sessions = True",
     needs=SESSION_STEPS,
 )
-async def sessions_share_nothing(trial: Trial) -> None:
-    if not trial.blueprint.concurrent:
+async def sessions_share_nothing(subject: EnvironmentSubject) -> None:
+    if not subject.spec.concurrent:
         raise Skipped("it grants one session at a time: set concurrent_sessions = True to serve more")
-    move = await trial.move()
-    alone = [await play(trial, move) for _ in range(2)]
-    async with trial.session() as watched, trial.session() as other:
-        first = await watched.reset(seed=SEED)
-        before = await watched.state()
+    example_action = await subject.example_action()
+    alone = [await play(subject, example_action) for _ in range(2)]
+    async with subject.session() as session, subject.session() as other:
+        first = await session.reset(seed=SEED)
+        before = await session.state()
         for _ in range(2):
             await other.reset(seed=SEED)
-            await other.step(move.document)
-        require_same(before, await watched.state(), "the state after another session acted")
-        together = [visible(first), visible(await watched.step(move.document))]
+            await other.step(example_action.document)
+        require_same(before, await session.state(), "the state after another session acted")
+        together = [visible(first), visible(await session.step(example_action.document))]
     if alone[0] == alone[1]:
         require_same(alone[0], together, "an episode while another session acted")
 
@@ -306,47 +325,47 @@ async def sessions_share_nothing(trial: Trial) -> None:
     "a server calls it from any of its threads: set thread_affine = True to be called from one only",
     needs=STEPS,
 )
-async def any_thread_may_call_it(trial: Trial) -> None:
-    if trial.blueprint.affinity is not Affinity.ANY:
+async def any_thread_may_call_it(subject: EnvironmentSubject) -> None:
+    if subject.spec.affinity is not Affinity.ANY:
         raise Skipped("it asks for a thread of its own")
-    move = await trial.move()
-    async with trial.instance(wandering=True) as instance:
+    example_action = await subject.example_action()
+    async with subject.instance(on_any_thread=True) as instance:
         await instance.reset(seed=SEED)
-        await instance.step(trial.action(move))
+        await instance.step(subject.action(example_action))
         await instance.state()
         await instance.close()
 
 
 @check("drop inline = True: the calls then run on threads and hold nobody up", needs=STEPS)
-async def calls_are_as_fast_as_declared(trial: Trial) -> str:
-    move = await trial.move()
-    async with trial.instance() as instance:
+async def calls_are_as_fast_as_declared(subject: EnvironmentSubject) -> str:
+    example_action = await subject.example_action()
+    async with subject.instance() as instance:
         for _ in range(TIMED_STEPS):
             await instance.reset(seed=SEED)
-            await instance.step(trial.action(move))
+            await instance.step(subject.action(example_action))
             await instance.state()
     typical = {name: median(seconds) for name, seconds in instance.seconds.items()}
-    told = ", ".join(f"{name} {seconds * 1e3:.2g} ms" for name, seconds in typical.items())
-    if getattr(trial.blueprint.cls, "inline", False) and max(typical.values()) > INLINE_LIMIT:
-        raise Doubtful(f"it declares inline = True, but takes {told}")
-    return told
+    timings = ", ".join(f"{name} {seconds * 1e3:.2g} ms" for name, seconds in typical.items())
+    if getattr(subject.spec.cls, "inline", False) and max(typical.values()) > INLINE_SECONDS:
+        raise Doubtful(f"it declares inline = True, but takes {timings}")
+    return timings
 
 
 @check("await what takes long, or write plain `def` methods: those run on threads", needs=STEPS)
-async def async_methods_leave_the_loop_free(trial: Trial) -> None:
-    methods = (trial.blueprint.reset, trial.blueprint.step)
+async def async_methods_leave_the_loop_free(subject: EnvironmentSubject) -> None:
+    methods = (subject.spec.reset, subject.spec.step)
     if not any(method.where is Where.LOOP for method in methods):
         raise Skipped("its methods are not async")
-    async with trial.instance() as instance:
+    async with subject.instance() as instance:
         beats = [perf_counter()]
         heart = asyncio.create_task(beat(beats))
-        await asyncio.sleep(HEARTBEAT)
+        await asyncio.sleep(HEARTBEAT_SECONDS)
         await instance.reset(seed=SEED)
-        await instance.step(trial.action(await trial.move()))
+        await instance.step(subject.action(await subject.example_action()))
         beats.append(perf_counter())
         heart.cancel()
     longest = max(later - earlier for earlier, later in pairwise(beats))
-    if longest > BLOCKED_LIMIT:
+    if longest > BLOCKED_SECONDS:
         raise Doubtful(f"everything else stood still for {longest * 1e3:.0f} ms")
 
 
@@ -354,132 +373,9 @@ async def async_methods_leave_the_loop_free(trial: Trial) -> None:
     "return the declared types themselves: a client reads every observation and state as those",
     needs=[observations_survive_json, *SESSION_STEPS],
 )
-async def a_client_can_play_an_episode(trial: Trial) -> None:
-    move = await trial.move()
-    async with trial.client() as client:
+async def a_client_can_play_an_episode(subject: EnvironmentSubject) -> None:
+    example_action = await subject.example_action()
+    async with subject.client() as client:
         await client.reset(seed=SEED)
-        await client.step(move.document)
+        await client.step(example_action.document)
         await client.state()
-
-
-# -- how they look ------------------------------------------------------------------------------------
-
-
-async def played(trial: Trial, *, with_reset: bool = False) -> list[tuple[str, Any]]:
-    """What came back from each example action, in an episode of its own, with the name of the call."""
-    answers = []
-    for move in [await trial.move()] if not trial.blueprint.has_tools else await trial.moves():
-        if isinstance(move, NoMove):
-            continue
-        async with trial.instance() as instance:
-            first = await instance.reset(seed=SEED)
-            second = await instance.step(trial.action(move))
-        answers += [("reset", first)] if with_reset else []
-        answers.append((move.name, second))
-    return answers
-
-
-async def play(trial: Trial, move: Move) -> list[Any]:
-    """What a client sees of a short episode that nobody disturbs."""
-    async with trial.session() as session:
-        return [visible(await session.reset(seed=SEED)), visible(await session.step(move.document))]
-
-
-async def refuse_actions(session: Session, schema: dict[str, Any]) -> list[str]:
-    """What is wrong with the actions that were refused. Raises Wrong if a bad one is taken."""
-    refused = []
-    for problem, document in counterexamples(schema):
-        try:
-            await session.step(document)
-        except InvalidMessage:
-            refused.append(problem)
-        else:
-            raise Wrong(f"an action with {problem} was carried out")
-    return refused
-
-
-async def refuse_calls(session: Session, tools: list[Any]) -> list[str]:
-    """Like `refuse_actions`, for calls of tools."""
-    calls: list[tuple[str, str, dict[str, Any]]] = [("a tool that is not there", MISSPELT, {})]
-    for tool in tools[:1]:
-        calls += [(problem, tool.name, arguments) for problem, arguments in counterexamples(tool.input_schema)]
-    refused = []
-    for problem, name, arguments in calls:
-        try:
-            await session.call_tool(name, arguments)
-        except (ToolFailure, InvalidMessage):
-            refused.append(problem)
-        else:
-            raise Wrong(f"a call with {problem} was carried out")
-    return refused
-
-
-async def beat(beats: list[float]) -> None:
-    while True:
-        beats.append(perf_counter())
-        await asyncio.sleep(HEARTBEAT)
-
-
-def field(value: Any, name: str) -> Any:
-    """A field of a model or of a dict."""
-    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
-
-
-def seen(observation: Any) -> Any:
-    """What of an observation must not depend on chance. Metadata may hold times and names."""
-    return {key: value for key, value in carried(observation).items() if key != "metadata"}
-
-
-def visible(data: dict[str, Any]) -> Any:
-    """Like `seen`, for the data of a frame."""
-    fields = {key: value for key, value in data["observation"].items() if key != "metadata"}
-    return {"observation": fields, "reward": data["reward"], "done": data["done"]}
-
-
-def carried(value: Any) -> dict[str, Any]:
-    """The fields of a model as JSON brings them to the other side."""
-    fields: dict[str, Any] = orjson.loads(encode(model_fields(value)))
-    return fields
-
-
-def require_same(expected: Any, found: Any, what: str) -> None:
-    if expected == found:
-        return
-    if isinstance(expected, dict) and isinstance(found, dict):
-        changed = [key for key in {**expected, **found} if expected.get(key) != found.get(key)]
-        expected, found = ({key: side.get(key) for key in changed} for side in (expected, found))
-    raise Wrong(f"{what} differs: {told(found)}, not {told(expected)}")
-
-
-def require_fit(value: Any, kind: Any) -> None:
-    """`value` must be what the class declares: an instance of `kind`, or a dict of its fields."""
-    if isinstance(kind, type) and isinstance(value, kind):
-        return
-    if kind is Observation and isinstance(value, BaseModel) and hasattr(value, "done"):
-        return
-    name = getattr(kind, "__name__", str(kind))
-    if isinstance(kind, type) and not isinstance(value, dict):
-        raise Wrong(f"{type(value).__name__} came back, {name} is declared")
-    try:
-        TypeAdapter(kind).validate_python(value)
-    except ValidationError as error:
-        raise Wrong(f"what came back does not fit {name}: {first_problem(error)}") from None
-
-
-def require_survival(value: Any, declared: Any, what: str) -> None:
-    """What is read back from JSON must be what was written."""
-    kind = type(value) if isinstance(value, BaseModel) else declared
-    try:
-        sent = carried(value)
-    except PaddockError as error:
-        raise Wrong(f"{what} cannot be written: {error}", error.hint) from None
-    try:
-        again = TypeAdapter(kind).validate_python(sent)
-    except ValidationError as error:
-        raise Wrong(f"{what} cannot be read back: {first_problem(error)}") from None
-    require_same(sent, carried(again), f"{what}, read back and written again,")
-
-
-def told(value: Any) -> str:
-    text = orjson.dumps(value).decode()
-    return text if len(text) <= 120 else text[:119] + "…"

@@ -1,5 +1,7 @@
-"""The page: what rollouts did, token by token, while they run and afterwards; and a way to play with a server.
+"""The page: what rollouts did, token by token, while they run and afterwards; and manual steps in an environment.
 
-`app` has the routes, one small module per concern answers them, and `static/` is all that a browser gets.
-Nothing here changes a rollout, except that it may be asked to stop.
+A request passes `app` (access check, static files), then `rollout_routes` (which reads `parameters`), then one module
+per view: `detail`, `calls`, `tokens`, `compare`, `stats`, `live`, `share`. They are functions of a SQLite connection
+and a `loaded_rollout`; `read_store` runs them on worker threads. `server_status` and `play` show a server or a plane,
+and `mounts` puts the page into applications. Nothing here changes a rollout, except by a request to stop it.
 """

@@ -1,99 +1,99 @@
-"""The calls of a rollout as the page lists them, and one of them with what was asked and answered."""
+"""The calls of a rollout: a row for each, and one of them with its request and its answer."""
 
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from paddock.capture.trace import Call, Caller, Level, LogprobsKind, Role
 from paddock.rollouts.graph import Graph
-from paddock.rollouts.store import blobs, calls, light
-from paddock.rollouts.store.packing import unpack_ids
-from paddock.rollouts.trace import Call, Caller, Level, LogprobsKind, Role
-from paddock.web import speech
-from paddock.web.answers import NotFound
+from paddock.store import blobs, calls, partial_read
+from paddock.web import transcript_items
+from paddock.web.responses import PageNotFound
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable
 
-    from paddock.rollouts.graph import Node
-    from paddock.rollouts.store.light import Head
-    from paddock.web.trail import Trail
+    from paddock.rollouts.graph import CallNode
+    from paddock.store.partial_read import CallHead
+    from paddock.web.loaded_rollout import LoadedRollout
 
-MOST_TOKENS = 16_000_000
-"""Of all prompts together, up to which the graph is worked out from the tokens; beyond, from what was noted."""
-GIST = 120
+MAX_GRAPH_TOKENS = 16_000_000
+"""Of all prompts together. Longer rollouts show the parents that the proxy recorded instead of a computed graph."""
+SUMMARY_CHARACTERS = 120
 
 
-def listed(connection: sqlite3.Connection, trail: Trail, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
+def list_calls(
+    connection: sqlite3.Connection, rollout: LoadedRollout, names: Iterable[str] | None = None
+) -> list[dict[str, Any]]:
     """All calls, or those named, in the order in which they began."""
-    nodes = graph(connection, trail)
-    wanted = None if names is None else set(names)
-    return [_row(head, nodes.get(head.id)) for head in trail.ordered() if wanted is None or head.id in wanted]
+    nodes = graph(connection, rollout)
+    selected = None if names is None else set(names)
+    return [_row(head, nodes.get(head.id)) for head in rollout.ordered() if selected is None or head.id in selected]
 
 
-def find(trail: Trail, call_id: str) -> Head:
-    head = trail.calls.get(call_id)
+def find_call(rollout: LoadedRollout, call_id: str) -> CallHead:
+    head = rollout.calls.get(call_id)
     if head is None:
-        raise NotFound(f"rollout {trail.id} has no call {call_id[:80]!r}", hint="its calls are c0, c1, …")
+        raise PageNotFound(f"rollout {rollout.id} has no call {call_id[:80]!r}", hint="its calls are c0, c1, …")
     return head
 
 
-def whole(connection: sqlite3.Connection, trail: Trail, call_id: str) -> dict[str, Any]:
-    """One call: what was asked, in chat form and as it was sent, and what came."""
-    head = find(trail, call_id)
-    raw = _body(connection, trail, head.request)
+def describe_call(connection: sqlite3.Connection, rollout: LoadedRollout, call_id: str) -> dict[str, Any]:
+    """One call: the request in chat form and as it was sent, and the answer."""
+    head = find_call(rollout, call_id)
+    raw = _body(connection, rollout, head.request)
     dialect = str(head.values.get("dialect") or "chat")
-    history = head.history
-    messages = speech.chat_messages(dialect, "messages" if history is None else history[0], raw)
+    field = "messages" if head.conversation is None else head.conversation[0]
+    messages = transcript_items.chat_messages(dialect, field, raw)
     return {
-        **_row(head, graph(connection, trail).get(head.id)),
+        **_row(head, graph(connection, rollout).get(head.id)),
         "dialect": dialect,
         "session": head.values.get("session"),
         "request": {"messages": messages, "tools": raw.get("tools") or []},
         "raw_request": raw,
         "message": head.values.get("message") or {},
-        "forwarded": _body(connection, trail, head.forwarded),
+        "forwarded": _body(connection, rollout, head.forwarded),
         "attempt_list": head.values.get("attempts") or [],
         "usage": head.values.get("usage") or {},
         "status": head.values.get("status"),
     }
 
 
-def _body(connection: sqlite3.Connection, trail: Trail, parts: list[list[Any]]) -> dict[str, Any]:
-    histories = light.Histories(trail.key)
-    messages = {key: histories.get(connection, key)[0] for _, kind, key in parts if kind == "sequence"}
-    return calls.joined(parts, messages, blobs.Reader(connection))
+def _body(connection: sqlite3.Connection, rollout: LoadedRollout, parts: list[list[Any]]) -> dict[str, Any]:
+    conversations = partial_read.ConversationReader()
+    messages = {key: conversations.get(connection, key)[0] for _, kind, key in parts if kind == "sequence"}
+    return calls.join_body(parts, messages, blobs.Reader(connection))
 
 
-def graph(connection: sqlite3.Connection, trail: Trail) -> dict[str, Node]:
-    """The place of each call; empty if the prompts are too long together to be compared."""
-    if "graph" not in trail.cache:
-        heads = trail.ordered()
-        if sum(head.prompt_tokens for head in heads) > MOST_TOKENS:
-            trail.cache["graph"] = {}
+def graph(connection: sqlite3.Connection, rollout: LoadedRollout) -> dict[str, CallNode]:
+    """The graph node of each call; empty if the prompts together are too long to compare."""
+    if "graph" not in rollout.cache:
+        heads = rollout.ordered()
+        if sum(head.prompt_tokens for head in heads) > MAX_GRAPH_TOKENS:
+            rollout.cache["graph"] = {}
         else:
-            trail.cache["graph"] = Graph.of(light_call(connection, trail, head) for head in heads).nodes
-    found: dict[str, Node] = trail.cache["graph"]
-    return found
+            rollout.cache["graph"] = Graph.of(_call_with_ids(connection, rollout, head) for head in heads).nodes
+    nodes: dict[str, CallNode] = rollout.cache["graph"]
+    return nodes
 
 
-def light_call(connection: sqlite3.Connection, trail: Trail, head: Head) -> Call:
-    """A call with its ids packed, and nothing else that weighs."""
+def _call_with_ids(connection: sqlite3.Connection, rollout: LoadedRollout, head: CallHead) -> Call:
+    """A call with packed ids, and without everything else that is large."""
     prompt, completion = array("I"), array("I")
-    prompt.frombytes(trail.prompts.get(connection, head.prompt))
-    completion.extend(light.sampled(connection, trail.key, head.id, texts=False).ids)
-    known: Any = (prompt, completion)
+    prompt.frombytes(rollout.prompts.get(connection, head.prompt))
+    completion.extend(partial_read.completion(connection, rollout.key, head.id, texts=False).ids)
     return Call(
         head.id,
         int(head.values["index"]),
         role=Role(head.values["role"]),
-        prompt_token_ids=known[0],
-        completion_token_ids=known[1],
+        prompt_token_ids=cast("Any", prompt),
+        completion_token_ids=cast("Any", completion),
     )
 
 
-def _row(head: Head, node: Node | None) -> dict[str, Any]:
+def _row(head: CallHead, node: CallNode | None) -> dict[str, Any]:
     values = head.values
     reason = untrainable_because(head)
     drift = None if node is None or node.drift is None else node.drift
@@ -123,18 +123,19 @@ def _row(head: Head, node: Node | None) -> dict[str, Any]:
         "caller": values.get("caller", Caller.UNKNOWN),
         "temperature": values.get("temperature"),
         "logprobs_kind": values.get("logprobs_kind", LogprobsKind.UNKNOWN),
+        "replayed_from": values.get("replayed_from"),
         "trainable": reason is None,
         "untrainable_because": reason,
         "mean_logprob": None
         if head.logprob_sum is None or not head.completion_tokens
         else head.logprob_sum / head.completion_tokens,
-        "gist": gist(values.get("message") or {}),
+        "gist": summarize_message(values.get("message") or {}),
     }
 
 
-def untrainable_because(head: Head) -> str | None:
-    """What `Call` says, told from the numbers of tokens instead of the tokens."""
-    stand_in = Call(
+def untrainable_because(head: CallHead) -> str | None:
+    """`Call.untrainable_because`, computed from the numbers of tokens instead of the tokens."""
+    call = Call(
         head.id,
         0,
         role=Role(head.values["role"]),
@@ -144,23 +145,21 @@ def untrainable_because(head: Head) -> str | None:
         caller=Caller(head.values.get("caller", Caller.UNKNOWN)),
         caller_reason=head.values.get("caller_reason"),
         token_problem=head.values.get("token_problem"),
+        replayed_from=head.values.get("replayed_from"),
+        is_copy=head.values.get("is_copy", False),
         prompt_token_ids=[0] if head.prompt_tokens else [],
         completion_token_ids=[0] if head.completion_tokens else [],
         logprobs=[0.0] if head.completion_tokens and head.logprob_sum is not None else [],
     )
-    return stand_in.untrainable_because
+    return call.untrainable_because
 
 
 def _label(role: str) -> str:
     return "main" if role == "agent" else role
 
 
-def gist(message: dict[str, Any]) -> str:
+def summarize_message(message: dict[str, Any]) -> str:
     """The beginning of what was sampled: the text, or the tools it called."""
     tools = [str((tool.get("function") or {}).get("name")) for tool in message.get("tool_calls") or ()]
-    text = " ".join(str(message.get("content") or "").split())[:GIST]
+    text = " ".join(str(message.get("content") or "").split())[:SUMMARY_CHARACTERS]
     return " ".join(part for part in (text, *(f"[{name}]" for name in tools)) if part)
-
-
-def prompt_ids(connection: sqlite3.Connection, trail: Trail, head: Head) -> list[int]:
-    return unpack_ids(trail.prompts.get(connection, head.prompt))

@@ -1,7 +1,6 @@
-"""Following along: one watch over the store for all who listen, and none while nobody does.
+"""Live updates as server-sent events: one poller of the store for all listeners, and none while nobody listens.
 
-SQLite tells cheaply whether anything was written. Only then is asked which rollouts changed, and each
-listener reads on from where it stands.
+The poller reads SQLite's `data_version`, which is cheap. When it changes, each listener queries what is new to it.
 """
 
 from __future__ import annotations
@@ -13,125 +12,128 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import PaddockError
-from paddock.rollouts.store import figures
+from paddock.protocol.sse import KEEP_ALIVE
+from paddock.store import search
 from paddock.web import calls
-from paddock.web.shelf import CHANGES, Shelf, changed_rows, shown
-from paddock.web.streams import STILL_HERE, event
+from paddock.web.read_store import CHANGES, ReadStore, changed_rows, summarize_head
+from paddock.web.responses import event
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from paddock.web.trail import Trail
+    from paddock.web.loaded_rollout import LoadedRollout
 
 logger = logging.getLogger("paddock.web")
 
-LOOK_EVERY = 0.06
-KEEP_ALIVE = 15.0
-LONGEST_WAIT = 1.0
-"""A listener looks up at least so often, whether it was told or not."""
-MOST_ROWS = 200
+POLL_SECONDS = 0.06
+KEEP_ALIVE_SECONDS = 15.0
+MAX_WAIT_SECONDS = 1.0
+"""A listener queries at least this often."""
+MAX_ROWS = 200
 
 
-class Watch:
+class ChangeWatcher:
     """Wakes its listeners when the store has changed."""
 
-    def __init__(self, shelf: Shelf, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, store: ReadStore, is_stopping: Callable[[], bool] = lambda: False) -> None:
         self.is_stopping = is_stopping
-        self._shelf = shelf
+        self._store = store
         self._listeners: set[asyncio.Event] = set()
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
 
     @property
-    def is_looking(self) -> bool:
-        return self._looking is not None
+    def is_polling(self) -> bool:
+        return self._polling is not None
 
     @contextmanager
-    def listening(self) -> Iterator[asyncio.Event]:
+    def subscribe(self) -> Iterator[asyncio.Event]:
         """An event that is set whenever something was written; its owner clears it."""
         woken = asyncio.Event()
         self._listeners.add(woken)
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll())
         try:
             yield woken
         finally:
             self._listeners.discard(woken)
-            if not self._listeners and self._looking is not None:
-                self._looking.cancel()
-                self._looking = None
+            if not self._listeners and self._polling is not None:
+                self._polling.cancel()
+                self._polling = None
 
     def wake(self) -> None:
-        """Have all listeners look up."""
+        """Wake all listeners."""
         for woken in self._listeners:
             woken.set()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         before: int | None = None
-        told = ""
+        last_error = ""
         while True:
             try:
-                store = await self._shelf.store(CHANGES)
-                now = await store.run(store.version)
+                store = await self._store.open(CHANGES)
+                now = await store.run(store.data_version)
             except PaddockError as error:
-                if error.message != told:
-                    told = error.message
-                    logger.warning("the store cannot be watched: %s", told)
+                if error.message != last_error:
+                    last_error = error.message
+                    logger.warning("the store cannot be watched: %s", last_error)
                 now = -1
-                await asyncio.sleep(LONGEST_WAIT)
+                await asyncio.sleep(MAX_WAIT_SECONDS)
             if now != before:
                 before = now
                 self.wake()
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def wait(self, woken: asyncio.Event) -> None:
-        """Until something was written, or a moment has passed."""
+        """Until something was written, or `MAX_WAIT_SECONDS` have passed."""
         try:
-            async with asyncio.timeout(LONGEST_WAIT):
+            async with asyncio.timeout(MAX_WAIT_SECONDS):
                 await woken.wait()
         except TimeoutError:
             pass
         woken.clear()
 
 
-async def rows(shelf: Shelf, watch: Watch) -> AsyncIterator[bytes]:
-    """The table: summaries of rollouts as they change."""
-    number = await shelf.on(CHANGES, figures.latest)
+async def follow_table(store: ReadStore, watcher: ChangeWatcher) -> AsyncIterator[bytes]:
+    """Summaries of rollouts as they change, for the table."""
+    number = await store.query_on(CHANGES, search.latest_change)
     yield event("hello", {"changed": number})
-    spoke = time.monotonic()
-    with watch.listening() as woken:
-        while not watch.is_stopping():
-            number, found = await shelf.on(CHANGES, changed_rows, number, MOST_ROWS)
-            if found:
-                yield event("rows", {"rows": found})
-                spoke = time.monotonic()
-            elif time.monotonic() - spoke > KEEP_ALIVE:
-                yield STILL_HERE
-                spoke = time.monotonic()
-            if len(found) < MOST_ROWS:
-                await watch.wait(woken)
+    sent_at = time.monotonic()
+    with watcher.subscribe() as woken:
+        while not watcher.is_stopping():
+            number, rows = await store.query_on(CHANGES, changed_rows, number, MAX_ROWS)
+            if rows:
+                yield event("rows", {"rows": rows})
+                sent_at = time.monotonic()
+            elif time.monotonic() - sent_at > KEEP_ALIVE_SECONDS:
+                yield KEEP_ALIVE
+                sent_at = time.monotonic()
+            if len(rows) < MAX_ROWS:
+                await watcher.wait(woken)
 
 
-async def rollout(shelf: Shelf, watch: Watch, rollout_id: str, after: int) -> AsyncIterator[bytes]:
-    """One rollout: new items of its transcript, its calls and its summary, until it ends."""
-    position = Position(after)
-    spoke = time.monotonic()
-    with watch.listening() as woken:
-        while not watch.is_stopping():
-            told = await shelf.with_trail(rollout_id, position.news)
-            for name, document in told:
+async def follow_rollout(
+    store: ReadStore, watcher: ChangeWatcher, rollout_id: str, after: int
+) -> AsyncIterator[bytes]:
+    """New transcript items, calls and summaries of one rollout, until it ends."""
+    position = ListenerPosition(after)
+    sent_at = time.monotonic()
+    with watcher.subscribe() as woken:
+        while not watcher.is_stopping():
+            updates = await store.query_rollout(rollout_id, position.take_updates)
+            for name, document in updates:
                 yield event(name, document)
-                spoke = time.monotonic()
-            if told and told[-1][0] == "done":
+                sent_at = time.monotonic()
+            if updates and updates[-1][0] == "done":
                 return
-            if time.monotonic() - spoke > KEEP_ALIVE:
-                yield STILL_HERE
-                spoke = time.monotonic()
-            await watch.wait(woken)
+            if time.monotonic() - sent_at > KEEP_ALIVE_SECONDS:
+                yield KEEP_ALIVE
+                sent_at = time.monotonic()
+            await watcher.wait(woken)
 
 
-class Position:
-    """How much of a rollout one listener knows."""
+class ListenerPosition:
+    """How much of a rollout one listener has received."""
 
     def __init__(self, after: int) -> None:
         self.seq = after
@@ -139,26 +141,28 @@ class Position:
         self.live = 0
         self.summary: dict[str, Any] | None = None
 
-    def news(self, connection: sqlite3.Connection, trail: Trail) -> list[tuple[str, dict[str, Any]]]:
-        """What it does not know yet, in the order in which it is told."""
-        told: list[tuple[str, dict[str, Any]]] = []
-        ended = not trail.is_live
-        fresh = trail.changed_calls[self.calls :]
-        if fresh:
-            self.calls = len(trail.changed_calls)
-            told.append(("calls", {"calls": calls.listed(connection, trail, fresh)}))
-        items = trail.items[self.seq :]
-        if fresh or items:
+    def take_updates(
+        self, connection: sqlite3.Connection, rollout: LoadedRollout
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """The events that the listener has not received, in order."""
+        updates: list[tuple[str, dict[str, Any]]] = []
+        has_ended = not rollout.is_live
+        changed = rollout.changed_calls[self.calls :]
+        if changed:
+            self.calls = len(rollout.changed_calls)
+            updates.append(("calls", {"calls": calls.list_calls(connection, rollout, changed)}))
+        items = rollout.items[self.seq :]
+        if changed or items:
             self.live = 0
         self.seq += len(items)
-        ahead = trail.live[self.live :]
-        self.live = len(trail.live)
-        if items or ahead:
-            told.append(("items", {"items": [*items, *ahead], "next": self.seq}))
-        summary = shown(trail.head)
+        provisional = rollout.live[self.live :]
+        self.live = len(rollout.live)
+        if items or provisional:
+            updates.append(("items", {"items": [*items, *provisional], "next": self.seq}))
+        summary = summarize_head(rollout.head)
         if summary != self.summary:
             self.summary = summary
-            told.append(("summary", {**summary, "live": trail.is_live}))
-        if ended:
-            told.append(("done", {"outcome": trail.head.get("outcome"), "orphan": trail.is_orphan}))
-        return told
+            updates.append(("summary", {**summary, "live": rollout.is_live}))
+        if has_ended:
+            updates.append(("done", {"outcome": rollout.head.get("outcome"), "orphan": rollout.is_orphan}))
+        return updates

@@ -1,4 +1,4 @@
-"""Playing with a served environment: OpenEnv's routes below `/web/`, but each visitor has an episode of its own."""
+"""Manual steps in a served environment: OpenEnv's routes below `/web/`, with an episode per visitor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from paddock.errors import InvalidJSON
-from paddock.server.http import Episodes, JSONBytes, answering, read_body
+from paddock.server.http import EpisodeRoutes, JSONBytes, read_body, with_error_responses
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -22,22 +22,22 @@ class Play:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._episodes = Episodes(service)
+        self._episodes = EpisodeRoutes(service)
 
     def routes(self) -> list[Route]:
         return [
-            Route("/metadata", answering(self.metadata), methods=["GET"]),
-            Route("/state", answering(self._episodes.state), methods=["GET"]),
-            Route("/reset", answering(self._episodes.reset), methods=["POST"]),
-            Route("/step", answering(self.step), methods=["POST"]),
-            Route("/schema", answering(self.schema), methods=["GET"]),
+            Route("/metadata", with_error_responses(self.metadata), methods=["GET"]),
+            Route("/state", with_error_responses(self._episodes.state), methods=["GET"]),
+            Route("/reset", with_error_responses(self._episodes.reset), methods=["POST"]),
+            Route("/step", with_error_responses(self.step), methods=["POST"]),
+            Route("/schema", with_error_responses(self.schema), methods=["GET"]),
         ]
 
     async def metadata(self, request: Request) -> Response:
         return JSONBytes((await self.service.metadata()).model_dump())
 
     async def schema(self, request: Request) -> Response:
-        return JSONBytes(self.service.blueprint.schemas())
+        return JSONBytes(self.service.spec.schemas())
 
     async def step(self, request: Request) -> Response:
         """`{"action": {…}}`, or `{"message": …}` for environments that take one. Arguments may be JSON in a text."""
@@ -46,10 +46,10 @@ class Play:
             body = orjson.loads(raw or b"{}")
         except orjson.JSONDecodeError as error:
             raise InvalidJSON(f"the body is not valid JSON: {error}") from None
-        return await self._episodes.step(_with_body(request, orjson.dumps(_understood(body))))
+        return await self._episodes.step(_with_body(request, orjson.dumps(_normalise_body(body))))
 
 
-def _understood(body: Any) -> Any:
+def _normalise_body(body: Any) -> Any:
     if not isinstance(body, dict):
         return body
     if "action" not in body and "message" in body:
@@ -65,14 +65,14 @@ def _understood(body: Any) -> Any:
 
 
 def _with_body(request: Request, body: bytes) -> Request:
-    """The same request with another body; whoever waits for its end still hears of it."""
-    told = False
+    """The same request with another body; a disconnect is still received."""
+    is_sent = False
 
     async def receive() -> Any:
-        nonlocal told
-        if told:
+        nonlocal is_sent
+        if is_sent:
             return await request.receive()
-        told = True
+        is_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return Request(request.scope, receive)

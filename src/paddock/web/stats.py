@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from paddock.rollouts.store import search
+from paddock.store import search
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
-    from paddock.rollouts.store.search import Search, TaskFigures
+    from paddock.store.search import Search, TaskTotals
 
 Z = 1.959963984540054
 """Of the normal distribution, for 95 %."""
@@ -20,16 +20,16 @@ KS = (1, 2, 4, 8)
 BUCKETS = 120
 
 
-def stats(connection: sqlite3.Connection, asked: Search) -> dict[str, Any]:
-    tasks = search.by_task(connection, asked)
+def stats(connection: sqlite3.Connection, condition: Search) -> dict[str, Any]:
+    tasks = search.by_task(connection, condition)
     outcomes: Counter[str] = Counter()
     for task in tasks:
         outcomes.update(task.outcomes)
     running = outcomes.pop(search.RUNNING, 0)
     scored = sum(task.scored for task in tasks)
-    p50, p95 = search.wall_quantiles(connection, asked, (0.5, 0.95))
-    shown = tasks[: search.MOST_TASKS]
-    rewards = search.latest_rewards(connection, asked)
+    p50, p95 = search.wall_quantiles(connection, condition, (0.5, 0.95))
+    listed = tasks[: search.MAX_TASKS]
+    rewards = search.latest_rewards(connection, condition)
     return {
         "total": sum(outcomes.values()) + running,
         "running": running,
@@ -41,17 +41,17 @@ def stats(connection: sqlite3.Connection, asked: Search) -> dict[str, Any]:
         "completion_tokens": sum(task.completion_tokens for task in tasks),
         "wall": {"mean": _mean_wall(tasks), "p50": p50, "p95": p95},
         "series": [
-            {"at": span.at, "mean": span.total / span.scored if span.scored else None, "count": span.count}
-            for span in search.over_time(connection, asked, BUCKETS)
+            {"at": bucket.at, "mean": bucket.total / bucket.scored if bucket.scored else None, "count": bucket.count}
+            for bucket in search.over_time(connection, condition, BUCKETS)
         ],
-        "tasks": [_task(task, rewards.get(task.task_id, [])) for task in shown],
+        "tasks": [_task(task, rewards.get(task.task_id, [])) for task in listed],
         "task_count": len(tasks),
     }
 
 
-def _task(task: TaskFigures, rewards: list[float]) -> dict[str, Any]:
-    known = dict(task.outcomes)
-    running = known.pop(search.RUNNING, 0)
+def _task(task: TaskTotals, rewards: list[float]) -> dict[str, Any]:
+    outcomes = dict(task.outcomes)
+    running = outcomes.pop(search.RUNNING, 0)
     return {
         "task_id": task.task_id,
         "count": task.count,
@@ -60,7 +60,7 @@ def _task(task: TaskFigures, rewards: list[float]) -> dict[str, Any]:
         "mean": task.reward_sum / task.scored if task.scored else None,
         "ci": confidence([task]),
         "pass": {str(k): pass_at(k, task.scored, task.passed) for k in KS},
-        "outcomes": known,
+        "outcomes": outcomes,
         "tokens": task.prompt_tokens + task.completion_tokens,
         "wall_mean": _mean_wall([task]),
         "rewards": rewards,
@@ -78,7 +78,7 @@ def pass_at(k: int, total: int, passed: int) -> float | None:
     return 1.0 - failing
 
 
-def confidence(tasks: Sequence[TaskFigures]) -> list[float] | None:
+def confidence(tasks: Sequence[TaskTotals]) -> list[float] | None:
     """The 95 % interval of the mean reward: Wilson's if every reward is 0 or 1, else the normal one."""
     number = sum(task.scored for task in tasks)
     if not number:
@@ -101,6 +101,6 @@ def wilson(share: float, number: int) -> list[float]:
     return [max(0.0, centre - half), min(1.0, centre + half)]
 
 
-def _mean_wall(tasks: Sequence[TaskFigures]) -> float | None:
+def _mean_wall(tasks: Sequence[TaskTotals]) -> float | None:
     number = sum(task.walls for task in tasks)
     return sum(task.wall_sum for task in tasks) / number if number else None

@@ -107,7 +107,7 @@ async def fill() -> Any:
 
 async def main() -> None:
     sandbox = await AsyncSandbox.create(timeout=60)
-    told = {
+    reply = {
         "commands": await commands(sandbox),
         "terminal": await terminal(sandbox),
         "files": await files(sandbox),
@@ -115,7 +115,7 @@ async def main() -> None:
         "killed": await killed_meanwhile(sandbox),
         "full": await fill(),
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(reply), flush=True)
 
 
 if __name__ == "__main__":

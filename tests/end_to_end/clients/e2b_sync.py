@@ -54,7 +54,7 @@ def background(sandbox: Sandbox) -> Any:
     commands.stream_input(fed.pid, iter(["one ", b"two"]))
     commands.close_stdin(fed.pid)
     killed = run("sleep 100", background=True)
-    listed = [found.args[-1] for found in commands.list() if found.pid == killed.pid]
+    listed = [each.args[-1] for each in commands.list() if each.pid == killed.pid]
     ended = killed.kill()
     after = caught(killed.wait)
     joined = run("sleep 0.3; echo late; exit 4", background=True)
@@ -81,7 +81,7 @@ def files(sandbox: Sandbox) -> Any:
     written = files.write("new/ü n.txt", "hällo")
     run("ln -s new linked; ln -s nowhere dangling; chmod 600 'new/ü n.txt'; mkdir -p deep/er")
     info = files.get_info("new/ü n.txt")
-    moved = files.rename("new/ü n.txt", "other/moved.txt")
+    renamed = files.rename("new/ü n.txt", "other/moved.txt")
     files.write_files([{"path": "m/1", "data": "1"}, {"path": "/tmp/2", "data": b"\xff"}])
     data = os.urandom(BIG)
     files.write("big", data)
@@ -94,7 +94,7 @@ def files(sandbox: Sandbox) -> Any:
         "info": [info.size, info.permissions, info.owner, info.type.value],
         "links": [files.get_info(name).type.value for name in ("linked", "dangling")],
         "target": files.get_info("linked").symlink_target,
-        "moved": [moved.path, files.read("/home/user/other/moved.txt"), files.exists("new/ü n.txt")],
+        "moved": [renamed.path, files.read("/home/user/other/moved.txt"), files.exists("new/ü n.txt")],
         "listed": [entry.path for entry in files.list("/home/user/deep", depth=1)],
         "deeper": [entry.path for entry in files.list("deep", depth=2)],
         "several": [files.read("~/m/1"), bytes(files.read("/tmp/2", format="bytes"))[0]],
@@ -158,7 +158,7 @@ def lives(sandbox: Sandbox) -> Any:
     sandbox.set_timeout(500)
     return {
         "connected": same.commands.run("echo $FOO").stdout,
-        "found": [found.sandbox_id == sandbox.sandbox_id for found in Sandbox.list(query=wanted).next_items()],
+        "found": [each.sandbox_id == sandbox.sandbox_id for each in Sandbox.list(query=wanted).next_items()],
         "info": [sandbox.get_info().metadata, sandbox.get_info().state.value, sandbox.get_info().template_id],
         "later": sandbox.get_info().end_at > before,
         "ended": [short.is_running(), 0.5 < time.monotonic() - began < 8],
@@ -182,8 +182,8 @@ def interpreter() -> Any:
 
 def main() -> None:
     sandbox = Sandbox.create(timeout=120, metadata={"of": "grüße & mehr"}, envs={"FOO": "bar"})
-    told = {part.__name__: part(sandbox) for part in (commands, background, terminal, files, watched, ports, signed)}
-    print(json.dumps({**told, "interpreter": interpreter(), "lives": lives(sandbox)}))
+    reply = {part.__name__: part(sandbox) for part in (commands, background, terminal, files, watched, ports, signed)}
+    print(json.dumps({**reply, "interpreter": interpreter(), "lives": lives(sandbox)}))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ async def tools(url: str, mode: str) -> Any:
 
 async def calls(url: str, mode: str) -> Any:
     async with Client(url, mode=mode) as client:
-        said = await client.call_tool("echo_message", {"message": "hi"})
+        reply = await client.call_tool("echo_message", {"message": "hi"})
         measured = await client.call_tool("echo_with_length", {"message": "hello"})
-        return [plain(said), plain(measured)]
+        return [plain(reply), plain(measured)]
 
 
 async def unknown_tool(url: str, mode: str) -> Any:
@@ -40,8 +40,8 @@ async def two_at_once(url: str, mode: str) -> Any:
     async with Client(url, mode=mode) as one:
         async with Client(url, mode=mode) as two:
             turns = [("one", one), ("two", two), ("one again", one)]
-            said = [plain(await client.call_tool("echo_message", {"message": turn})) for turn, client in turns]
-        return [*said, plain(await one.call_tool("echo_message", {"message": "alone"}))]
+            replies = [plain(await client.call_tool("echo_message", {"message": turn})) for turn, client in turns]
+        return [*replies, plain(await one.call_tool("echo_message", {"message": "alone"}))]
 
 
 report(tools, calls, unknown_tool, two_at_once)

@@ -41,7 +41,7 @@ async def whole_sequence(url: str, key: str) -> Any:
 async def listing(url: str, key: str) -> Any:
     client = AsyncFleet(api_key=key, base_url=url)
     return {
-        "envs": [found.env_key for found in await client.list_envs()],
+        "envs": [each.env_key for each in await client.list_envs()],
         "regions": await client.list_regions(),
         "account": (await client.account()).instance_limit,
     }
@@ -74,9 +74,9 @@ async def lost_create(url: str, key: str) -> Any:
     client = AsyncFleet(api_key=key, base_url=url)
     inject(url, key, path="/v1/env/instances$", method="POST", after=True, status=503)
     env = await client.make("notes", run_id="lost-async")
-    found = len(await client.instances(run_id="lost-async"))
+    result = len(await client.instances(run_id="lost-async"))
     await env.close()
-    return [env.status, found]
+    return [env.status, result]
 
 
 async def apps(url: str, key: str) -> Any:

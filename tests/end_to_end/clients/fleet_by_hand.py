@@ -10,7 +10,7 @@ from report import report
 
 from fleet import AsyncFleet, Task
 from paddock.fleet import FleetEnvClient, FleetTaskEnv
-from paddock.fleet.handle import InstanceHandle
+from paddock.fleet.client.instance_handle import InstanceHandle
 
 VERIFIER = """
 def verify(env, least=1, final_answer=None):

@@ -47,7 +47,7 @@ def whole_sequence(url: str, key: str) -> Any:
     after_reset = env.db("current").query("SELECT count(*) FROM notes").rows
     other_app = env.app("crm").manager_health_check().status
     beat = env.heartbeat()
-    found = client.instance(env.instance_id)
+    result = client.instance(env.instance_id)
     closed = env.close()
     return {
         "made": [env.env_key, env.version, env.status, seconds < 5],
@@ -59,7 +59,7 @@ def whole_sequence(url: str, key: str) -> Any:
         "after_reset": after_reset,
         "other_app": other_app,
         "beat": [beat.success, beat.interval_seconds],
-        "found": found.status,
+        "found": result.status,
         "closed": closed.status,
         "closed_twice": caught(env.close),
         "verified_when_closed": caught(lambda: verify(task, env, final_answer="done")),
@@ -70,15 +70,15 @@ def listing(url: str, key: str) -> Any:
     client = Fleet(api_key=key, base_url=url)
     env = client.make("echo", run_id="listing")
     answer = {
-        "envs": [found.env_key for found in client.list_envs()],
+        "envs": [each.env_key for each in client.list_envs()],
         "environment": [client.environment("notes").default_version, list(client.environment("notes").versions)],
         "regions": client.list_regions(),
-        "instances": [found.instance_id == env.instance_id for found in client.instances(run_id="listing")],
+        "instances": [each.instance_id == env.instance_id for each in client.instances(run_id="listing")],
         "runs": [(run.run_id, run.running_count) for run in client.list_runs() if run.run_id == "listing"],
         "account": client.account().instance_limit,
     }
     answer["closed_all"] = [closed.status for closed in client.close_all(run_id="listing")]
-    answer["left"] = [found.status for found in client.instances(run_id="listing", status="running")]
+    answer["left"] = [each.status for each in client.instances(run_id="listing", status="running")]
     return answer
 
 
@@ -101,7 +101,7 @@ def tasks(url: str, key: str) -> Any:
     return {
         "imported": imported.status_code,
         "loaded": [loaded.key, loaded.env_id, loaded.version, loaded.verifier_func == VERIFIER],
-        "by_project": [found.key for found in client.load_tasks(project_key="p")],
+        "by_project": [each.key for each in client.load_tasks(project_key="p")],
         "score": score,
         "got": [client.get_task("milk").prompt, updated.verifier.version],
     }

@@ -71,13 +71,13 @@ async def loop() -> list[dict[str, Any]]:
 
 def pieces(sample: Any) -> list[list[int]]:
     """The runs of tokens that are trained on."""
-    found: list[list[int]] = []
+    collected: list[list[int]] = []
     for previous, mask, token in zip([0, *sample.mask], sample.mask, sample.response_ids, strict=False):
         if mask and not previous:
-            found.append([])
+            collected.append([])
         if mask:
-            found[-1].append(token)
-    return found
+            collected[-1].append(token)
+    return collected
 
 
 def steps() -> list[dict[str, Any]]:

@@ -59,7 +59,7 @@ async def main() -> None:
         await env.reset()
         names = [tool.name for tool in await env.tools()]
         counted = (await env.state()).step_count
-        told = {
+        reply = {
             "tools": names,
             "steps after listing": counted,
             "sum": (await env.call_tool("add", a=1)).value,
@@ -68,7 +68,7 @@ async def main() -> None:
             "bad argument": await failed(env, "add", a="x"),
             "says not found": await failed(env, "fail", text="file not found"),
         }
-    print(json.dumps(told))
+    print(json.dumps(reply))
 
 
 asyncio.run(main())

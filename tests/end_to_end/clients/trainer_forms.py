@@ -1,4 +1,4 @@
-"""Exports of the store that is given, handed to the trainers' own packages. Also our doors into two of them."""
+"""Exports of a store, read by the trainers' own packages. Also our integrations with two of them."""
 
 import asyncio
 import json
@@ -12,10 +12,10 @@ from typing import Any
 import typing_extensions
 from report import report
 
-from paddock.rollouts.export.policy import Policy
-from paddock.rollouts.export.samples import samples
-from paddock.rollouts.export.stream import check, chosen, export, rollouts
-from paddock.rollouts.store import Store
+from paddock.export.policy import Policy
+from paddock.export.samples import samples
+from paddock.export.stream import check, export, read_rollouts, select_keys
+from paddock.store import Store
 
 
 def opened(folder: str) -> Store:
@@ -29,13 +29,13 @@ def lines(store: Store, form: str) -> list[dict[str, Any]]:
 
 
 def checked(folder: str, *_: str) -> dict[str, list[Any]]:
-    found = {}
+    collected = {}
     with opened(folder) as store:
         for form in ("trl", "skyrl", "verl", "tinker", "verifiers", "atif", "parquet"):
-            told: list[str] = []
-            done = check(store, form, tell=lambda finding, told=told: told.append(finding.text))
-            found[form] = [done.documents, done.accepted, done.wrong, told if done.wrong else []]
-    return found
+            texts: list[str] = []
+            done = check(store, form, on_finding=lambda finding, texts=texts: texts.append(finding.text))
+            collected[form] = [done.documents, done.accepted, done.wrong, texts if done.wrong else []]
+    return collected
 
 
 def skyrl_joins(folder: str, *_: str) -> dict[str, Any]:
@@ -66,11 +66,11 @@ def tinker_agrees(folder: str, *_: str) -> list[bool]:
     from tinker_cookbook.rl.data_processing import trajectory_to_data
     from tinker_cookbook.rl.types import Trajectory, Transition
 
-    from paddock.rollouts.export.tinker import datum
+    from paddock.export.tinker import datum
 
     agreed = []
     with opened(folder) as store:
-        for about, calls in rollouts(store, chosen(store), whole=False):
+        for about, calls in read_rollouts(store, select_keys(store), whole=False):
             ours = [datum(sample, advantage=0.5) for sample in samples(about, calls)]
             named = {call.id: call for call in calls}
             for sample, mine in zip(samples(about, calls), ours, strict=True):
@@ -88,8 +88,8 @@ def tinker_agrees(folder: str, *_: str) -> list[bool]:
                 (theirs,) = trajectory_to_data(Trajectory(turns, tinker.ModelInput.from_ints([])), 0.5)
                 same = theirs.model_input.to_ints() == mine["model_input"]["chunks"][0]["tokens"]
                 for name, tensor in theirs.loss_fn_inputs.items():
-                    given = mine["loss_fn_inputs"][name]["data"]
-                    pairs = zip(tensor.tolist(), given, strict=True)
+                    values = mine["loss_fn_inputs"][name]["data"]
+                    pairs = zip(tensor.tolist(), values, strict=True)
                     same = same and all(abs(one - other) < 1e-6 for one, other in pairs)
                 agreed.append(same)
     return agreed
@@ -121,11 +121,11 @@ def parquet_reads(folder: str, *_: str) -> list[Any]:
 def skyrl_text_env(_: str, url: str, *__: str) -> dict[str, Any]:
     from skyrl_gym import make, register
 
-    from paddock.adapters.trainers.skyrl import text_env
+    from paddock.train.skyrl import text_env
 
     register("paddock", entry_point=text_env(url))
     env = make("paddock", env_config={}, extras={"max_turns": 5})
-    shown, _ = env.init([{"role": "user", "content": "count"}])
+    visible, _ = env.init([{"role": "user", "content": "count"}])
     call = '<tool_call>{"name": "act", "arguments": {"amount": 3}}</tool_call>'
     first = env.step(call)
     second = env.step(call)
@@ -133,7 +133,7 @@ def skyrl_text_env(_: str, url: str, *__: str) -> dict[str, Any]:
     metrics = env.get_metrics()
     env.close()
     return {
-        "roles": [message["role"] for message in shown],
+        "roles": [message["role"] for message in visible],
         "rewards": [first["reward"], second["reward"], last["reward"]],
         "done": [first["done"], second["done"], last["done"]],
         "said": first["observations"][0]["content"],
@@ -147,7 +147,7 @@ def skyrl_generator(_: str, url: str, script: str) -> dict[str, Any]:
     from skyrl.train.generators.base import BatchMetadata, TrajectoryID
     from skyrl.train.utils.trainer_utils import validate_generator_output
 
-    from paddock.adapters.trainers.skyrl import generator
+    from paddock.train.skyrl import generator
 
     with tempfile.TemporaryDirectory() as store:
         made = generator(f"replay:{script}", environment=url, store=store, parallel=2)
@@ -162,9 +162,11 @@ def skyrl_generator(_: str, url: str, script: str) -> dict[str, Any]:
         }
         output = asyncio.run(made.generate(batch))
         made.close()
-        with Store.open(store, read_only=True) as kept:
-            found = [call for _, calls in rollouts(kept, chosen(kept), whole=True) for call in calls]
-            versions = {call.weight_version for call in found}
+        with Store.open(store, read_only=True) as reopened:
+            result = [
+                call for _, calls in read_rollouts(reopened, select_keys(reopened), whole=True) for call in calls
+            ]
+            versions = {call.weight_version for call in result}
     validate_generator_output(2, output, step_wise=True)
     return {
         "rewards": output["rewards"],
@@ -179,13 +181,13 @@ def verl_loop(_: str, url: str, script: str) -> dict[str, Any]:
 
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-    from paddock.adapters.trainers.verl import PaddockAgentLoop
+    from paddock.train.verl import PaddockAgentLoop
 
     with tempfile.TemporaryDirectory() as store:
         loop = PaddockAgentLoop(None, None, model=f"replay:{script}", environment=url, store=store, tokenizer=None)
         row = {"raw_prompt": [{"role": "user", "content": "count to six"}], "global_steps": 3}
         output = asyncio.run(loop.run({"temperature": 1.0}, **row))
-        loop._roller.close()
+        loop._rollouts.close()
     return {
         "kinds": [isinstance(loop, AgentLoopBase), isinstance(output, AgentLoopOutput)],
         "reward": output.reward_score,

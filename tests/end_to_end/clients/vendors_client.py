@@ -37,10 +37,10 @@ CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "bash", "parameters
 def chat_say(client: openai.OpenAI, messages: list[Any], stream: bool) -> Any:
     if not stream:
         return client.chat.completions.create(model="m", messages=messages, tools=CHAT_TOOLS)
-    asked = client.chat.completions.stream(
+    request = client.chat.completions.stream(
         model="m", messages=messages, tools=CHAT_TOOLS, stream_options={"include_usage": True}
     )
-    with asked as events:
+    with request as events:
         for _ in events:
             pass
         return events.get_final_completion()
@@ -54,7 +54,7 @@ def chat_heard(answer: Any) -> dict[str, Any]:
 
 
 def chat() -> Any:
-    client, told = openai_client(), {}
+    client, reply = openai_client(), {}
     for stream in (False, True):
         messages: list[Any] = [{"role": "user", "content": "many tools"}]
         first = chat_say(client, messages, stream)
@@ -62,9 +62,9 @@ def chat() -> Any:
         messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
         for call in message.tool_calls:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": "seen"})
-        told[f"stream {stream}"] = [chat_heard(first), chat_heard(chat_say(client, messages, stream))]
-    told["models"] = [model.id for model in client.models.list()]
-    return told
+        reply[f"stream {stream}"] = [chat_heard(first), chat_heard(chat_say(client, messages, stream))]
+    reply["models"] = [model.id for model in client.models.list()]
+    return reply
 
 
 # -- OpenAI, responses --------------------------------------------------------------------------------
@@ -102,20 +102,20 @@ def outputs(answer: Any) -> list[Any]:
 
 
 def responses() -> Any:
-    client, told = openai_client(), {}
+    client, reply = openai_client(), {}
     for stream in (False, True):
-        given: list[Any] = [{"role": "user", "content": "many tools"}]
-        first = responses_say(client, given, stream)
-        given += [item.model_dump(exclude_none=True) for item in first.output]
-        second = responses_say(client, given + outputs(first), stream)
+        values: list[Any] = [{"role": "user", "content": "many tools"}]
+        first = responses_say(client, values, stream)
+        values += [item.model_dump(exclude_none=True) for item in first.output]
+        second = responses_say(client, values + outputs(first), stream)
         remembered = responses_say(client, outputs(first), stream, previous_response_id=first.id)
-        told[f"stream {stream}"] = [responses_heard(first), responses_heard(second)]
-        told[f"remembered, stream {stream}"] = responses_heard(remembered)
-    told["retrieved"] = client.responses.retrieve(first.id).output_text == first.output_text
+        reply[f"stream {stream}"] = [responses_heard(first), responses_heard(second)]
+        reply[f"remembered, stream {stream}"] = responses_heard(remembered)
+    reply["retrieved"] = client.responses.retrieve(first.id).output_text == first.output_text
     counted = client.responses.input_tokens.count(model="m", input="hello", tools=RESPONSES_TOOLS)
-    asked = responses_say(client, "hello", False)
-    told["counted"] = counted.input_tokens == asked.usage.input_tokens
-    return told
+    request = responses_say(client, "hello", False)
+    reply["counted"] = counted.input_tokens == request.usage.input_tokens
+    return reply
 
 
 def responses_unknown() -> Any:
@@ -139,10 +139,10 @@ ANTHROPIC_TOOLS: Any = [
 
 
 def anthropic_say(client: anthropic.Anthropic, messages: list[Any], stream: bool) -> Any:
-    asked: Any = {"model": "m", "max_tokens": 500, "messages": messages, "tools": ANTHROPIC_TOOLS}
+    request: Any = {"model": "m", "max_tokens": 500, "messages": messages, "tools": ANTHROPIC_TOOLS}
     if not stream:
-        return client.messages.create(**asked)
-    with client.messages.stream(**asked) as events:
+        return client.messages.create(**request)
+    with client.messages.stream(**request) as events:
         for _ in events:
             pass
         return events.get_final_message()
@@ -156,7 +156,7 @@ def anthropic_heard(answer: Any) -> dict[str, Any]:
 
 
 def anthropic_messages() -> Any:
-    client, told = anthropic_client(), {}
+    client, reply = anthropic_client(), {}
     picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
     for stream in (False, True):
         messages: list[Any] = [{"role": "user", "content": "many tools"}]
@@ -168,12 +168,12 @@ def anthropic_messages() -> Any:
             if block.type == "tool_use"
         ]
         messages.append({"role": "user", "content": results})
-        told[f"stream {stream}"] = [anthropic_heard(first), anthropic_heard(anthropic_say(client, messages, stream))]
-    told["models"] = [model.id for model in client.models.list()]
+        reply[f"stream {stream}"] = [anthropic_heard(first), anthropic_heard(anthropic_say(client, messages, stream))]
+    reply["models"] = [model.id for model in client.models.list()]
     hello: Any = [{"role": "user", "content": "hello"}]
     counted = client.messages.count_tokens(model="m", messages=hello, tools=ANTHROPIC_TOOLS)
-    told["counted"] = counted.input_tokens == anthropic_say(client, hello, False).usage.input_tokens
-    return told
+    reply["counted"] = counted.input_tokens == anthropic_say(client, hello, False).usage.input_tokens
+    return reply
 
 
 def anthropic_runner() -> Any:
@@ -213,11 +213,11 @@ GOOGLE_CONFIG = types.GenerateContentConfig(
 
 
 def google_say(client: genai.Client, contents: Any, stream: bool) -> tuple[dict[str, Any], list[Any]]:
-    asked: Any = {"model": "m", "contents": contents, "config": GOOGLE_CONFIG}
+    request: Any = {"model": "m", "contents": contents, "config": GOOGLE_CONFIG}
     if stream:
-        answers = list(client.models.generate_content_stream(**asked))
+        answers = list(client.models.generate_content_stream(**request))
     else:
-        answers = [client.models.generate_content(**asked)]
+        answers = [client.models.generate_content(**request)]
     parts = [part for answer in answers for part in answer.candidates[0].content.parts]
     text = "".join(part.text or "" for part in parts if not part.thought)
     thinking = "".join(part.text or "" for part in parts if part.thought)
@@ -228,7 +228,7 @@ def google_say(client: genai.Client, contents: Any, stream: bool) -> tuple[dict[
 
 
 def google_generate() -> Any:
-    client, told = google_client(), {}
+    client, reply = google_client(), {}
     picture = types.Part.from_bytes(data=b"\x89PNG", mime_type="image/png")
     for stream in (False, True):
         contents: list[Any] = [types.Content(role="user", parts=[types.Part(text="many tools")])]
@@ -240,10 +240,10 @@ def google_generate() -> Any:
             if part.function_call
         ]
         contents.append(types.Content(role="user", parts=[*results, picture]))
-        told[f"stream {stream}"] = [first, google_say(client, contents, stream)[0]]
-    told["models"] = [model.name for model in client.models.list()]
-    told["counted"] = client.models.count_tokens(model="m", contents="hello").total_tokens > 0
-    return told
+        reply[f"stream {stream}"] = [first, google_say(client, contents, stream)[0]]
+    reply["models"] = [model.name for model in client.models.list()]
+    reply["counted"] = client.models.count_tokens(model="m", contents="hello").total_tokens > 0
+    return reply
 
 
 def google_chat() -> Any:

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from paddock.fleet.control import HostedEnvironment, PlaneSettings, serve_plane
+from paddock.fleet.plane import HostedEnvironment, PlaneSettings, serve_plane
 
 if __name__ == "__main__":
     port, folder, key, *gate = sys.argv[1:]

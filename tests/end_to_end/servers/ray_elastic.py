@@ -4,16 +4,16 @@ import json
 import sys
 
 from paddock.config import Limits, ServerConfig
-from paddock.scale.autoscale import Scale
-from paddock.scale.supervisor import ServePlan, serve_on_ray
+from paddock.scale.autoscale import ScalingPolicy
+from paddock.scale.cluster_service import ClusterConfig, serve_on_ray
 
-plan = ServePlan(
+settings = ClusterConfig(
     "counter",
     "counter",
     ServerConfig(Limits(max_sessions=2, drain_grace=1.0)),
-    Scale(1, 2, grow_after=0.2, shrink_after=0.5),
+    ScalingPolicy(1, 2, grow_after=0.2, shrink_after=0.5),
     port=0,
     mode="redirect",
     ray_address=sys.argv[1],
 )
-serve_on_ray(plan, lambda url: print(json.dumps({"url": url}), flush=True))
+serve_on_ray(settings, lambda url: print(json.dumps({"url": url}), flush=True))

@@ -2,7 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from paddock.fleet import leases, retry
+from paddock import retry
+from paddock.fleet.client import leases
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +17,8 @@ def nothing_is_left() -> Iterator[None]:
     """No test leaves an instance that nobody will end."""
     yield
     held = leases.current()
-    known = [lease for lease in held.outstanding() if lease.instance_id is not None]
-    left = [lease for lease in known if lease.state != "ending"]
+    expected = [lease for lease in held.outstanding() if lease.instance_id is not None]
+    left = [lease for lease in expected if lease.state != "ending"]
     for lease in held.outstanding():
-        held.finish(lease)
+        held.mark_gone(lease)
     assert left == []

@@ -240,8 +240,8 @@ class LabPlane:
             return web.json_response([self._shown(box) for box in ended])
         if path == "/v1/env/instances":
             run = request.query.get("run_id")
-            found = [box for box in self.boxes.values() if run in (None, box.body.get("run_id"))]
-            return web.json_response([self._shown(box) for box in found])
+            text = [box for box in self.boxes.values() if run in (None, box.body.get("run_id"))]
+            return web.json_response([self._shown(box) for box in text])
         if path.startswith("/v1/env/instances/"):
             return self._one(request, path.split("/")[4])
         if path == "/v1/runner-auth/token" and self.gated:
@@ -323,8 +323,8 @@ class LabPlane:
             result = names[body["function_name"]](box, **packed["kwargs"])
             return answer | {"success": True, "result": result, "stdout": "\n".join(spoken)}
         except Exception as error:
-            told = {"type": type(error).__name__, "message": str(error)}
-            return answer | {"success": False, "error": told, "stdout": "\n".join(spoken)}
+            reply = {"type": type(error).__name__, "message": str(error)}
+            return answer | {"success": False, "error": reply, "stdout": "\n".join(spoken)}
 
     # -- one instance -----------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ TASK = {"role": "user", "content": [{"type": "text", "text": "the task"}, {"type
 
 
 def talk(turns: int) -> list[dict[str, Any]]:
-    said: list[dict[str, Any]] = [SYSTEM, TASK]
+    reply: list[dict[str, Any]] = [SYSTEM, TASK]
     for turn in range(turns):
         call = {"id": f"c{turn}", "function": {"name": "add", "arguments": f'{{"n": {turn}}}'}}
-        said.append({"role": "assistant", "content": f"a{turn}", "tool_calls": [call]})
-        said.append({"role": "tool", "tool_call_id": f"c{turn}", "content": f"result {turn}"})
-        said.append({"role": "tool", "tool_call_id": f"d{turn}", "content": f"second {turn}"})
-    return said
+        reply.append({"role": "assistant", "content": f"a{turn}", "tool_calls": [call]})
+        reply.append({"role": "tool", "tool_call_id": f"c{turn}", "content": f"result {turn}"})
+        reply.append({"role": "tool", "tool_call_id": f"d{turn}", "content": f"second {turn}"})
+    return reply
 
 
 def run(manager: ContextManager, name: str, history: Any = (), /, **arguments: Any) -> Any:
@@ -33,26 +33,26 @@ def tracked(history: list[dict[str, Any]]) -> ContextManager:
 @pytest.mark.parametrize(("keep", "left"), [(0, 1), (1, 1), (2, 2), ("2", 2), (2.0, 2), (None, 4), (99, 4)])
 def test_whole_turns_are_dropped_and_the_task_stays(keep: Any, left: int) -> None:
     history = talk(4)
-    _, kept = tracked(history).execute_tool("manage_context", {"keep_recent_turns": keep}, history)
-    assert kept[:2] == [SYSTEM, TASK]
-    assert kept[2:] == history[len(history) - 3 * left :]
-    called = {call["id"][1:] for message in kept for call in message.get("tool_calls", ())}
-    assert {message["tool_call_id"][1:] for message in kept if message["role"] == "tool"} == called
+    _, remaining = tracked(history).execute_tool("manage_context", {"keep_recent_turns": keep}, history)
+    assert remaining[:2] == [SYSTEM, TASK]
+    assert remaining[2:] == history[len(history) - 3 * left :]
+    called = {call["id"][1:] for message in remaining for call in message.get("tool_calls", ())}
+    assert {message["tool_call_id"][1:] for message in remaining if message["role"] == "tool"} == called
 
 
 @pytest.mark.parametrize("keep", [-1, "two", [], True, 1.5])
-def test_a_number_that_is_none_is_refused_and_nothing_is_dropped(keep: Any) -> None:
+def test_an_invalid_number_is_refused_and_nothing_is_dropped(keep: Any) -> None:
     history = talk(4)
-    text, kept = ContextManager().execute_tool("manage_context", {"keep_recent_turns": keep}, history)
+    text, remaining = ContextManager().execute_tool("manage_context", {"keep_recent_turns": keep}, history)
     assert "keep_recent_turns" in json.loads(text)["error"]
-    assert kept == history
+    assert remaining == history
 
 
 def test_what_is_dropped_can_still_be_found() -> None:
     history = talk(4)
     manager = tracked(history[2:])
-    _, kept = manager.execute_tool("manage_context", {"keep_recent_turns": 1}, history)
-    assert run(manager, "check_context", kept) == {"visible_turns": 1, "total_turns": 4, "dropped_turns": 3}
+    _, remaining = manager.execute_tool("manage_context", {"keep_recent_turns": 1}, history)
+    assert run(manager, "check_context", remaining) == {"visible_turns": 1, "total_turns": 4, "dropped_turns": 3}
     assert run(manager, "search_history", pattern="RESULT 0")["matches"][0]["role"] == "tool"
     assert run(manager, "search_history", pattern='"n": 0')["matches"][0]["role"] == "assistant"
 
@@ -72,10 +72,10 @@ def test_the_history_is_a_copy() -> None:
 
 def test_content_in_parts_is_searched_and_the_place_is_shown() -> None:
     long = {"role": "user", "content": [{"type": "text", "text": "x" * 5000 + "needle" + "y" * 5000}]}
-    found = run(tracked([TASK, long]), "search_history", pattern="needle")["matches"]
-    assert found[0]["index"] == 1
-    assert "needle" in found[0]["snippet"]
-    assert len(found[0]["snippet"]) == 200
+    result = run(tracked([TASK, long]), "search_history", pattern="needle")["matches"]
+    assert result[0]["index"] == 1
+    assert "needle" in result[0]["snippet"]
+    assert len(result[0]["snippet"]) == 200
 
 
 def test_every_long_output_stays_viewable() -> None:
@@ -95,14 +95,14 @@ def test_every_long_output_stays_viewable() -> None:
     "arguments",
     [{"page": 0}, {"page": 4}, {"page": -1}, {"page": 1, "page_size": 0}, {"page": "x"}, {"page": 1, "output_id": 9}],
 )
-def test_a_page_that_is_not_there_is_said_so(arguments: dict[str, Any]) -> None:
+def test_a_missing_page_is_reported(arguments: dict[str, Any]) -> None:
     manager = ContextManager(max_output_chars=5)
     manager.truncate_output("\n".join("line" for _ in range(120)))
     assert run(manager, "view_tool_output", **arguments)["error"]
 
 
 @pytest.mark.parametrize("pattern", [None, "", 3, []])
-def test_a_pattern_is_needed(pattern: Any) -> None:
+def test_a_pattern_is_required(pattern: Any) -> None:
     assert "pattern" in run(ContextManager(), "search_history", pattern=pattern)["error"]
 
 
@@ -111,7 +111,7 @@ def test_arguments_that_are_no_object_and_unknown_tools_are_refused() -> None:
     assert json.loads(ContextManager().execute_tool("nope", {}, [])[0])["error"] == "Unknown context tool: nope"
 
 
-def test_there_are_five_tools_and_nobody_can_change_them() -> None:
+def test_there_are_five_tools_and_callers_get_copies() -> None:
     manager = ContextManager()
     manager.get_tools()[0]["function"]["name"] = "mine"
     assert [tool["function"]["name"] for tool in CONTEXT_TOOLS] == [

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from paddock.fleet import ContextManager, FleetEnvClient, FleetMCPTools
-from paddock.fleet import trace as tracing
-from paddock.fleet.errors import (
+from paddock.fleet.client import jobs
+from paddock.fleet.client.errors import (
     FleetTimeout,
-    OutcomeUnknown,
     ProvisioningFailed,
     ToolCallFailed,
+    ToolOutcomeUnknown,
     ToolsUnavailable,
 )
-from paddock.fleet.modality import ComputerToolMissing
+from paddock.fleet.client.tasks import ComputerToolMissing
 
 from .episodes import VERIFIER, Heard, env_on, play, task
 from .plane import COMPUTER, KEY, SHOW, LabPlane, lab
@@ -102,7 +102,7 @@ def test_03_a_call_that_may_have_run_is_not_repeated(lost: dict[str, Any]) -> No
     async def work(tools: FleetMCPTools) -> None:
         await tools.list_tools()
         plane.fail("POST", "mcp", rpc="tools/call", after=True, times=2, **lost)
-        with pytest.raises(OutcomeUnknown, match="outcome unknown"):
+        with pytest.raises(ToolOutcomeUnknown, match="outcome unknown"):
             await tools.call_tool("add", {"text": "once"})
         assert plane.box.rows == ["once"]
 
@@ -111,7 +111,7 @@ def test_03_a_call_that_may_have_run_is_not_repeated(lost: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("name", ["show", "put"])
-def test_03_a_call_that_does_no_harm_twice_is_repeated(name: str) -> None:
+def test_03_an_idempotent_call_is_repeated(name: str) -> None:
     async def work(tools: FleetMCPTools) -> None:
         await tools.list_tools()
         plane.fail("POST", "mcp", rpc="tools/call", after=True, drop=True, times=2)
@@ -122,7 +122,7 @@ def test_03_a_call_that_does_no_harm_twice_is_repeated(name: str) -> None:
         with_tools(plane, work)
 
 
-def test_03_a_server_that_knows_the_call_runs_it_once() -> None:
+def test_03_a_server_that_recognizes_the_call_runs_it_once() -> None:
     async def work(tools: FleetMCPTools) -> None:
         await tools.list_tools()
         plane.fail("POST", "mcp", rpc="tools/call", after=True, drop=True, times=2)
@@ -161,14 +161,14 @@ def test_04_a_stream_that_ends_without_an_answer_is_a_lost_answer() -> None:
     async def work(tools: FleetMCPTools) -> None:
         await tools.list_tools()
         plane.fail("POST", "mcp", rpc="tools/call", cut_stream=True)
-        with pytest.raises(OutcomeUnknown):
+        with pytest.raises(ToolOutcomeUnknown):
             await tools.call_tool("add", {})
 
     with lab() as plane:
         with_tools(plane, work)
 
 
-def test_05_a_dribbling_body_does_not_defeat_the_deadline() -> None:
+def test_05_a_body_sent_byte_by_byte_does_not_extend_the_deadline() -> None:
     async def main(plane: LabPlane) -> None:
         orchestrator, _ = await made(plane, request_timeout_s=0.3)
         began = time.monotonic()
@@ -182,7 +182,7 @@ def test_05_a_dribbling_body_does_not_defeat_the_deadline() -> None:
         asyncio.run(main(plane))
 
 
-def test_06_one_hung_endpoint_does_not_hold_up_the_other() -> None:
+def test_06_a_hanging_endpoint_does_not_block_the_other() -> None:
     async def work(tools: FleetMCPTools) -> None:
         began = time.monotonic()
         listed = await tools.list_tools()
@@ -194,7 +194,7 @@ def test_06_one_hung_endpoint_does_not_hold_up_the_other() -> None:
         with_tools(plane, work, partial_wait_s=0.2)
 
 
-def test_06_listing_has_one_budget_for_all_endpoints() -> None:
+def test_06_listing_has_one_deadline_for_all_endpoints() -> None:
     async def work(tools: FleetMCPTools) -> None:
         began = time.monotonic()
         with pytest.raises(ToolsUnavailable):
@@ -270,7 +270,7 @@ def test_08_making_an_instance_does_not_block_the_loop() -> None:
         ({"drop": True}, 3),
     ],
 )
-def test_09_a_passing_failure_to_make_is_retried(fault: dict[str, Any], creates: int) -> None:
+def test_09_a_transient_create_failure_is_retried(fault: dict[str, Any], creates: int) -> None:
     async def main(plane: LabPlane) -> None:
         orchestrator, _ = await made(plane, bus=heard.bus)
         await orchestrator.close_async()
@@ -295,7 +295,7 @@ def test_09_a_passing_failure_to_make_is_retried(fault: dict[str, Any], creates:
         (401, {"detail": "no"}),
     ],
 )
-def test_09_a_final_failure_to_make_is_not_retried(status: int, body: Any) -> None:
+def test_09_a_final_create_failure_is_not_retried(status: int, body: Any) -> None:
     with lab() as plane:
         plane.fail("POST", "/v1/env/instances", status, times=-1, body=body)
         with pytest.raises(ProvisioningFailed):
@@ -303,7 +303,7 @@ def test_09_a_final_failure_to_make_is_not_retried(status: int, body: Any) -> No
         assert plane.count("POST", "/v1/env/instances$") == 1
 
 
-def test_09_the_server_is_left_alone_for_as_long_as_it_asks() -> None:
+def test_09_retry_after_is_respected() -> None:
     with lab() as plane:
         plane.fail("POST", "/v1/env/instances", 429, headers={"Retry-After": "1"})
         began = time.monotonic()
@@ -326,7 +326,7 @@ def test_10_a_lost_answer_to_a_create_makes_no_second_instance(lost: dict[str, A
         assert plane.running == []
 
 
-def test_10_an_instance_that_was_stillborn_is_replaced() -> None:
+def test_10_an_instance_that_ended_before_it_ran_is_replaced() -> None:
     with lab() as plane:
         plane.fail("POST", "/v1/env/instances", after=True, drop=True)
 
@@ -470,8 +470,8 @@ def test_14_a_verifier_that_could_not_be_reached_is_tried_again() -> None:
 )
 def test_15_results_are_scored_as_they_are_meant(returned: str, reward: float | None) -> None:
     with lab() as plane:
-        given, info, _ = graded(plane, f"def verify(env):\n    return {returned}\n")
-    assert given == reward
+        values, info, _ = graded(plane, f"def verify(env):\n    return {returned}\n")
+    assert values == reward
     assert (info["failure_reason"] is None) == (reward is not None)
 
 
@@ -481,7 +481,7 @@ def test_16_the_verifier_is_called_and_not_its_helper() -> None:
         assert graded(plane, source)[0] == 1.0
 
 
-def test_16_the_source_does_not_run_here() -> None:
+def test_16_the_source_does_not_run_in_this_process() -> None:
     source = f"import builtins\nbuiltins.ran_in = {threading.get_native_id.__name__!r}\nraise SystemExit\n"
     with lab() as plane:
         reward, info, _ = graded(plane, f"{source}def verify(env):\n    return 1\n", verifier_function="missing")
@@ -490,7 +490,7 @@ def test_16_the_source_does_not_run_here() -> None:
     assert not hasattr(__import__("builtins"), "ran_in")
 
 
-def test_16_a_verifier_that_is_not_clear_is_refused_with_the_names() -> None:
+def test_16_an_ambiguous_verifier_is_refused_with_the_names() -> None:
     with lab() as plane:
         _, info, _ = graded(plane, "def one(env): ...\ndef two(env): ...\n")
         assert plane.verifier_runs == 0
@@ -583,7 +583,7 @@ def test_19_heartbeats_are_sent_where_the_plane_asks_for_them() -> None:
 
 
 @pytest.mark.parametrize("ended_before", [False, True])
-def test_20_closing_twice_or_too_late_is_quiet(ended_before: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_20_closing_twice_or_too_late_is_no_error(ended_before: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def main(plane: LabPlane) -> None:
         orchestrator, _ = await made(plane)
         if ended_before:
@@ -625,10 +625,10 @@ def test_22_two_environments_do_not_mix_their_attributes() -> None:
 
     with lab() as plane:
         asyncio.run(main(plane))
-    told = [(event.name, event.context.task_key) for event in heard.events]
-    assert ("fleet_mcp_tool_error", "two") in told
+    reply = [(event.name, event.context.task_key) for event in heard.events]
+    assert ("fleet_mcp_tool_error", "two") in reply
     assert all(event.context.task_key == event.context.env_key for event in heard.events)
-    assert len([name for name in told if name == ("fleet_rollout_completed", "one")]) == 1
+    assert len([name for name in reply if name == ("fleet_rollout_completed", "one")]) == 1
 
 
 def test_23_a_failure_to_make_is_a_rollout_that_failed() -> None:
@@ -680,12 +680,12 @@ def test_25_a_screenshot_that_fails_is_a_notice(how: str) -> None:
     assert heard.count("fleet_screenshot_failed") == (how != "fine")
 
 
-def test_26_many_creates_wait_their_turn_here() -> None:
+def test_26_parallel_creates_are_limited() -> None:
     heard = Heard()
 
     async def main(plane: LabPlane) -> None:
-        found = await asyncio.gather(*(made(plane, bus=heard.bus) for _ in range(96)))
-        await asyncio.gather(*(orchestrator.close_async() for orchestrator, _ in found))
+        result = await asyncio.gather(*(made(plane, bus=heard.bus) for _ in range(96)))
+        await asyncio.gather(*(orchestrator.close_async() for orchestrator, _ in result))
 
     with lab(create_seconds=0.1) as plane:
         asyncio.run(main(plane))
@@ -761,8 +761,8 @@ def test_31_the_task_stays_when_old_turns_are_dropped() -> None:
     history = [{"role": "system", "content": "s"}, {"role": "user", "content": "the task"}]
     for turn in range(4):
         history += [{"role": "assistant", "content": f"a{turn}"}, {"role": "tool", "content": f"r{turn}"}]
-    _, kept = ContextManager().execute_tool("manage_context", {"keep_recent_turns": 1}, history)
-    assert [message["content"] for message in kept] == ["s", "the task", "a3", "r3"]
+    _, remaining = ContextManager().execute_tool("manage_context", {"keep_recent_turns": 1}, history)
+    assert [message["content"] for message in remaining] == ["s", "the task", "a3", "r3"]
 
 
 def test_32_a_connection_that_the_server_closed_while_idle_is_replaced() -> None:
@@ -776,7 +776,7 @@ def test_32_a_connection_that_the_server_closed_while_idle_is_replaced() -> None
         with_tools(plane, work)
 
 
-def test_33_a_database_can_be_asked_first() -> None:
+def test_33_a_database_can_be_queried_first() -> None:
     async def main(plane: LabPlane) -> None:
         orchestrator, _ = await made(plane)
         assert (await orchestrator.query_db_async("select count(*) from notes"))["rows"] == [[0]]
@@ -787,13 +787,13 @@ def test_33_a_database_can_be_asked_first() -> None:
 
 
 def test_34_a_trace_that_cannot_be_sent_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "failures", type(tracing.failures)())
+    monkeypatch.setattr(jobs, "failures", type(jobs.failures)())
     with lab() as plane:
         monkeypatch.setenv("FLEET_TRACE_BASE_URL", plane.url)
-        assert asyncio.run(tracing.create_trace_job(KEY, "run")) == "job-1"
+        assert asyncio.run(jobs.create_trace_job(KEY, "run")) == "job-1"
         plane.fail("POST", "/v1/traces/jobs", 404)
-        assert asyncio.run(tracing.create_trace_job(KEY, "run")) is None
-    assert tracing.failures == {"create_trace_job": 1}
+        assert asyncio.run(jobs.create_trace_job(KEY, "run")) is None
+    assert jobs.failures == {"create_trace_job": 1}
 
 
 def test_35_no_thread_outlives_a_close() -> None:

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from paddock.fleet import close_all, deleter, exiting, sweep
-from paddock.fleet import leases as held
-from paddock.fleet.errors import ProvisioningFailed
-from paddock.fleet.journal import dead_journals
-from paddock.fleet.recovery import recover
-from paddock.fleet.retry import Backoff
+from paddock.fleet import close_all, sweep
+from paddock.fleet.client import lease_deletion
+from paddock.fleet.client import leases as held
+from paddock.fleet.client.errors import ProvisioningFailed
+from paddock.fleet.client.lease_deletion import recover
+from paddock.fleet.client.lease_journal import dead_journals
+from paddock.fleet.client.settings import PlaneAddress
 from paddock.fleet.run import sweep as sweep_batch
-from paddock.fleet.settings import PlaneAddress
+from paddock.retry import Backoff
 
 from .episodes import Heard, env_on
 from .plane import KEY, LabPlane, lab
@@ -44,9 +45,9 @@ LATE = 3.0
 
 @pytest.fixture(autouse=True)
 def short_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deleter, "ATTEMPT_SECONDS", 0.5)
-    monkeypatch.setattr(deleter, "ANSWER_SECONDS", 0.1)
-    monkeypatch.setattr(deleter, "PAUSES", Backoff(first=0.1, longest=1.0))
+    monkeypatch.setattr(lease_deletion, "ATTEMPT_SECONDS", 0.5)
+    monkeypatch.setattr(lease_deletion, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(lease_deletion, "PAUSES", Backoff(first_seconds=0.1, longest_seconds=1.0))
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +192,7 @@ def test_an_instance_that_lives_on_after_its_deletion_is_deleted_again() -> None
         asyncio.run(main())
 
 
-def test_who_is_cancelled_does_not_wait_for_a_hanging_deletion() -> None:
+def test_a_cancelled_caller_does_not_wait_for_a_hanging_deletion() -> None:
     async def episode() -> None:
         async with env_on(plane) as env:
             await env.reset_async()
@@ -219,18 +220,18 @@ def test_closing_sweeping_and_exiting_wait_once_all_together(monkeypatch: pytest
         began = time.monotonic()
         await orchestrator.close_async()
         await sweep_batch("a batch")
-        exiting.end_at_exit(held.current())
+        lease_deletion.delete_at_exit(held.current())
         assert 1.0 < time.monotonic() - began < 2.5
         plane.heal()
         await asyncio.to_thread(wait_until, lambda: not plane.running)
 
     monkeypatch.setattr(held, "GRACE_SECONDS", 1.5)
-    monkeypatch.setattr(exiting, "LAST_TRY_SECONDS", 0.1)
+    monkeypatch.setattr(lease_deletion, "EXIT_SECONDS", 0.1)
     with lab() as plane:
         asyncio.run(main())
 
 
-def test_closing_waits_a_few_seconds_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_waits_a_few_seconds_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         orchestrator, _ = await made(plane, bus=heard.bus)
         await orchestrator.close_async()
@@ -239,7 +240,7 @@ def test_closing_waits_a_few_seconds_and_tells(monkeypatch: pytest.MonkeyPatch) 
         await asyncio.to_thread(wait_until, lambda: not plane.running)
 
     heard = Heard()
-    monkeypatch.setattr("paddock.fleet.leases.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("paddock.fleet.client.leases.GRACE_SECONDS", 0.2)
     with lab() as plane:
         plane.fail("DELETE", "/v1/env/instances/", 500, times=-1)
         asyncio.run(main())
@@ -253,18 +254,18 @@ def test_closing_waits_a_few_seconds_and_tells(monkeypatch: pytest.MonkeyPatch) 
 def test_the_next_process_ends_what_a_killed_one_left(run: str | None, number: int, journals: Path) -> None:
     with lab() as plane, process(plane, run) as living:
         has_made(living)
-        kept = plane.box.id
+        remaining = plane.box.id
         with process(plane, run) as killed:
             has_made(killed)
-            said = kill(killed, number)
+            reply = kill(killed, number)
         if run is None:
-            assert plane.box.body["run_id"] in said
+            assert plane.box.body["run_id"] in reply
         assert len(plane.running) == 2
         assert KEY not in "".join(path.read_text() for path in journals.iterdir())
         with process(plane) as following:
             has_made(following)
             wait_until(lambda: len(plane.running) == 2)
-            assert kept in [box.id for box in plane.running]
+            assert remaining in [box.id for box in plane.running]
 
 
 @pytest.mark.parametrize(
@@ -312,7 +313,7 @@ def test_what_a_create_may_make_is_written_down_before_it_is_sent(journals: Path
         kill(other)
 
 
-def test_a_plane_that_is_away_is_asked_again_later(journals: Path) -> None:
+def test_an_unreachable_plane_is_retried_later(journals: Path) -> None:
     with lab() as plane:
         with process(plane) as killed:
             has_made(killed)
@@ -327,26 +328,26 @@ def test_a_plane_that_is_away_is_asked_again_later(journals: Path) -> None:
         assert list(journals.iterdir()) == []
 
 
-def test_a_line_that_was_cut_off_spoils_no_other(journals: Path) -> None:
+def test_an_incomplete_line_does_not_affect_the_others(journals: Path) -> None:
     with lab() as plane:
         with process(plane) as killed:
             has_made(killed)
             kill(killed)
         with next(journals.glob("*.leases")).open("a") as file:
             file.write('{"number": 7, "pla')
-        with dead_journals() as found:
-            assert [record.instance for record in found[0].records.values()] == [plane.box.id]
+        with dead_journals() as result:
+            assert [record.instance for record in result[0].records.values()] == [plane.box.id]
         asyncio.run(recover(address(plane)))
         assert plane.running == []
 
 
-def test_without_a_place_to_write_an_instance_is_made_all_the_same(tmp_path: Path) -> None:
+def test_without_a_writable_journal_an_instance_is_still_created(tmp_path: Path) -> None:
     (tmp_path / "leases").write_text("a file, not a folder")
     with lab() as plane, process(plane) as other:
         has_made(other)
         assert other.stdin is not None
-        _, said = other.communicate(timeout=10)
-        assert "cannot be written" in said
+        _, reply = other.communicate(timeout=10)
+        assert "cannot be written" in reply
         assert plane.running == []
 
 
@@ -378,7 +379,7 @@ def test_at_the_limit_creates_wait_their_turn_in_order() -> None:
     assert heard.is_balanced
 
 
-def test_waiting_for_a_place_has_a_deadline() -> None:
+def test_waiting_for_a_slot_has_a_deadline() -> None:
     async def main() -> None:
         orchestrator, _ = await made(plane)
         began = time.monotonic()
@@ -392,7 +393,7 @@ def test_waiting_for_a_place_has_a_deadline() -> None:
         asyncio.run(main())
 
 
-def test_a_place_that_another_process_frees_is_taken() -> None:
+def test_a_slot_that_another_process_frees_is_used() -> None:
     async def main() -> None:
         async with env_on(plane) as env:
             with_place = asyncio.ensure_future(env.reset_async())

@@ -12,8 +12,9 @@ import pytest
 
 from paddock import fleet
 from paddock.errors import ConfigError, TaskError
-from paddock.fleet import CallToolAction, FleetEnvClient, FleetTaskEnv, ListToolsAction, events, trace
-from paddock.fleet.settings import DEFAULT_BASE_URL
+from paddock.fleet import CallToolAction, FleetEnvClient, FleetTaskEnv, ListToolsAction
+from paddock.fleet.client import events, jobs
+from paddock.fleet.client.settings import DEFAULT_BASE_URL
 
 from .plane import KEY, lab
 
@@ -137,9 +138,9 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             sent.append(f"{self.host}{path}")
             return {"job_id": "job-1", "session_id": "session-1"}
 
-    for name in (*trace.JOBS_VARIABLES, *trace.INGEST_VARIABLES):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(trace, "Plane", Recorder)
+    for variable in (*jobs.JOBS_VARIABLES, *jobs.INGEST_VARIABLES):
+        monkeypatch.delenv(variable.name, raising=False)
+    monkeypatch.setattr(jobs, "PlaneClient", Recorder)
     return sent
 
 
@@ -150,7 +151,7 @@ def send_both() -> None:
 
 def test_jobs_and_conversations_have_two_hosts(hosts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     send_both()
-    assert hosts == [f"{trace.JOBS_BASE_URL}/v1/traces/jobs", f"{DEFAULT_BASE_URL}/v1/sessions/ingest"]
+    assert hosts == [f"{jobs.JOBS_BASE_URL}/v1/traces/jobs", f"{DEFAULT_BASE_URL}/v1/sessions/ingest"]
     monkeypatch.setenv("FLEET_TRACE_JOBS_BASE_URL", "http://jobs")
     monkeypatch.setenv("FLEET_TRACE_INGEST_BASE_URL", "http://ingest")
     send_both()

@@ -6,7 +6,7 @@ import pytest
 
 from paddock.errors import ConfigError
 from paddock.fleet import FleetMCPTools
-from paddock.fleet.errors import ToolsUnavailable, UnknownTool
+from paddock.fleet.client.errors import ToolsUnavailable, UnknownTool
 
 from .episodes import Heard
 from .plane import KEY, LabPlane, lab, tool
@@ -30,7 +30,7 @@ async def names(tools: FleetMCPTools) -> list[str]:
     return [each["function"]["name"] for each in (await tools.list_tools()).tools]
 
 
-def test_of_two_tools_with_one_name_the_first_is_used_and_that_is_told_once() -> None:
+def test_on_a_name_collision_the_first_is_used_and_reported_once() -> None:
     heard = Heard()
 
     async def work(tools: FleetMCPTools) -> list[str]:
@@ -43,14 +43,14 @@ def test_of_two_tools_with_one_name_the_first_is_used_and_that_is_told_once() ->
     assert [event.tool_names for event in collisions] == [("add",)]
 
 
-def test_the_same_tool_at_two_endpoints_is_nothing_to_tell_of() -> None:
+def test_the_same_tool_at_two_endpoints_is_no_collision() -> None:
     heard = Heard()
     with lab(aggregator_tools=[tool("add")]) as plane:
         assert on(plane, names, bus=heard.bus) == ["add", "show", "fail", "put"]
     assert heard.count("fleet_tool_collision") == 0
 
 
-def test_of_two_tools_with_one_name_the_second_may_get_a_prefix() -> None:
+def test_on_a_name_collision_the_second_may_get_a_prefix() -> None:
     async def work(tools: FleetMCPTools) -> list[str]:
         listed = await names(tools)
         assert await tools.call_tool("api_v1_mcp__add", {"text": "x"}) == {"rows": 1}
@@ -61,7 +61,7 @@ def test_of_two_tools_with_one_name_the_second_may_get_a_prefix() -> None:
         assert plane.count("POST", "api/v1/mcp") > plane.count("POST", r"/\w+-\w+/mcp")
 
 
-def test_of_two_tools_with_one_name_none_may_be_right() -> None:
+def test_a_name_collision_may_be_an_error() -> None:
     async def work(tools: FleetMCPTools) -> None:
         with pytest.raises(ToolsUnavailable, match="add"):
             await tools.list_tools()

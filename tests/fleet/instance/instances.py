@@ -48,7 +48,7 @@ class Unbuilt(ToolEnvironment):
 class Instance:
     """A running process of one instance."""
 
-    def __init__(self, place: Path, **order: Any) -> None:
+    def __init__(self, place: Path, **spec: Any) -> None:
         self.log = place / "log"
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         with self.log.open("wb") as log:
@@ -57,19 +57,19 @@ class Instance:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**environment, **order.pop("process_environment", {})},
+                env={**environment, **spec.pop("process_environment", {})},
             )
         usual = {"instance_id": "i-1", "env_key": "notes", "target": "notes", "version": "v0.0.2", "image_type": None}
-        self.order = {**usual, "folder": str(place), "host": "127.0.0.1", **order}
+        self.spec = {**usual, "folder": str(place), "host": "127.0.0.1", **spec}
         self.port = 0
 
     def begin(self) -> dict[str, Any]:
-        """Give the order; what the process answers."""
-        self.tell(self.order)
+        """Give the spec; what the process answers."""
+        self.tell(self.spec)
         assert self.process.stdout is not None
-        said: dict[str, Any] = json.loads(self.process.stdout.readline())
-        self.port = said.get("port", 0)
-        return said
+        output: dict[str, Any] = json.loads(self.process.stdout.readline())
+        self.port = output.get("port", 0)
+        return output
 
     def tell(self, document: Any) -> None:
         assert self.process.stdin is not None
@@ -114,11 +114,11 @@ class Instance:
 
 
 @contextmanager
-def running(place: Path, **order: Any) -> Iterator[Instance]:
-    instance = Instance(place, **order)
+def running(place: Path, **spec: Any) -> Iterator[Instance]:
+    instance = Instance(place, **spec)
     try:
-        said = instance.begin()
-        assert "port" in said, said
+        reply = instance.begin()
+        assert "port" in reply, reply
         yield instance
     finally:
         instance.end()

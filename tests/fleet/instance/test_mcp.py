@@ -28,13 +28,13 @@ def test_the_handshake_opens_nothing(notes: Instance) -> None:
     assert answer.json["result"]["capabilities"]["tools"] is not None
     assert answer.json["result"]["capabilities"]["experimental"] == {"paddock/idempotency": {}}
     assert "mcp-session-id" not in answer.headers
-    told = notes.ask("POST", "/mcp", {"jsonrpc": "2.0", "method": "notifications/initialized"})
-    assert (told.status, told.body) == (202, b"")
+    response = notes.ask("POST", "/mcp", {"jsonrpc": "2.0", "method": "notifications/initialized"})
+    assert (response.status, response.body) == (202, b"")
     assert notes.rpc("ping")["result"] == {}
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
-def test_only_posts_are_taken(notes: Instance, method: str) -> None:
+def test_only_post_is_allowed(notes: Instance, method: str) -> None:
     answer = notes.ask(method, "/mcp")
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
 
@@ -52,13 +52,13 @@ def test_all_calls_act_on_the_one_environment(notes: Instance) -> None:
     assert notes.titles() == ["welcome", "a", "b"]
 
 
-def test_many_at_once_take_their_turns(notes: Instance) -> None:
+def test_parallel_calls_do_not_overlap(notes: Instance) -> None:
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda number: notes.call("add_note", title=f"n{number}"), range(48)))
     assert sorted(answer["result"]["structuredContent"]["id"] for answer in answers) == list(range(2, 50))
 
 
-def test_what_an_agent_does_wrong_is_a_result(notes: Instance) -> None:
+def test_a_mistake_of_an_agent_is_a_result(notes: Instance) -> None:
     for answer in (notes.call("nope"), notes.call("add_note"), notes.call("add_note", title="x", more=1)):
         assert answer["result"]["isError"]
         assert answer["result"]["content"][0]["text"]
@@ -69,7 +69,7 @@ def test_a_call_without_a_name_is_an_error(notes: Instance) -> None:
         assert notes.rpc("tools/call", params)["error"]["code"] == -32602
 
 
-def test_nonsense_is_answered(notes: Instance) -> None:
+def test_an_invalid_message_gets_an_error(notes: Instance) -> None:
     assert notes.ask("POST", "/mcp", b"{").json["error"]["code"] == -32700
     assert notes.ask("POST", "/mcp", {"id": 1}).json["error"]["code"] == -32600
 
@@ -134,21 +134,21 @@ def call_until_lost(notes: Instance) -> None:
 # -- access ---------------------------------------------------------------------------------------
 
 
-def test_calls_want_the_key(locked: Instance) -> None:
+def test_calls_require_the_key(locked: Instance) -> None:
     assert locked.ask("POST", "/mcp", CALL).status == 401
     assert locked.ask("POST", "/mcp", CALL, authorization="Bearer wrong").status == 401
     assert locked.ask("POST", "/api/v1/mcp", [CALL, LIST]).status == 401
     assert locked.ask("POST", "/mcp", CALL, authorization=f"Bearer {KEY}").json["result"]["isError"] is False
 
 
-def test_the_list_wants_the_key_too(locked: Instance) -> None:
+def test_the_tool_list_requires_the_key(locked: Instance) -> None:
     for path in ("/mcp", "/mcp/", "/api/v1/mcp"):
         assert locked.ask("POST", path, LIST).status == 401
         assert locked.ask("POST", path, LIST, authorization="Bearer wrong").status == 401
         assert len(locked.ask("POST", path, LIST, authorization=f"Bearer {KEY}").json["result"]["tools"]) == 2
 
 
-def test_the_page_wants_the_key_too(locked: Instance) -> None:
+def test_the_page_requires_the_key(locked: Instance) -> None:
     assert locked.ask("GET", "/").status == 401
     assert locked.ask("GET", "/?page=guess").status == 401
     assert b"welcome" in locked.ask("GET", "/", authorization=f"Bearer {KEY}").body

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from paddock.errors import ConfigError
-from paddock.rollouts.loop.agent import LoopLimits, Wanted, remembered, shortened
-from paddock.rollouts.loop.tools import ToolResult
-from rollouts.loop.scenes import PIXEL
+from paddock.rollouts.loop.agent import LoopLimits, RequestedToolCall, assistant_message, shorten
+from paddock.rollouts.loop.session import ToolResult
+from rollouts.loop.fake_session import PIXEL
 
 
 def call(arguments: Any, **changes: Any) -> dict[str, Any]:
@@ -19,39 +19,39 @@ def call(arguments: Any, **changes: Any) -> dict[str, Any]:
     [('{"word": 1}', {"word": 1}), ("", {}), ("  ", {}), (None, {}), ({"word": 1}, {"word": 1}), ("{}", {})],
 )
 def test_arguments_are_read(given: Any, arguments: dict[str, Any]) -> None:
-    assert Wanted.read(call(given), 0) == Wanted("x", "say", arguments)
+    assert RequestedToolCall.read(call(given), 0) == RequestedToolCall("x", "say", arguments)
 
 
 @pytest.mark.parametrize("given", ['{"word": ', "[1]", "null", "3", '"text"'])
 def test_arguments_that_are_no_object_are_a_problem_that_is_told(given: str) -> None:
-    wanted = Wanted.read(call(given), 0)
+    wanted = RequestedToolCall.read(call(given), 0)
     assert wanted.problem is not None
     assert "say" in wanted.problem
 
 
 def test_a_history_holds_only_arguments_that_engines_take() -> None:
-    given = call('{"word": ')
-    message = remembered({"content": "", "tool_calls": [given]}, [Wanted.read(given, 0)])
+    values = call('{"word": ')
+    message = assistant_message({"content": "", "tool_calls": [values]}, [RequestedToolCall.read(values, 0)])
     assert message["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
 def test_a_history_holds_good_arguments_as_they_were_sampled() -> None:
-    given = call('{"word":  1}')
-    message = remembered({"content": None, "tool_calls": [given]}, [Wanted.read(given, 0)])
+    values = call('{"word":  1}')
+    message = assistant_message({"content": None, "tool_calls": [values]}, [RequestedToolCall.read(values, 0)])
     assert message["tool_calls"][0]["function"]["arguments"] == '{"word":  1}'
 
 
 def test_a_call_without_an_id_is_given_one() -> None:
-    assert Wanted.read(call("{}", id=None), 7).id == "call_7"
+    assert RequestedToolCall.read(call("{}", id=None), 7).id == "call_7"
 
 
 def test_thoughts_are_remembered() -> None:
-    assert remembered({"content": "hi", "reasoning_content": "hm"}, [])["reasoning_content"] == "hm"
+    assert assistant_message({"content": "hi", "reasoning_content": "hm"}, [])["reasoning_content"] == "hm"
 
 
 def test_a_short_text_stays_as_it_is() -> None:
-    assert shortened("abc", 3) == "abc"
-    assert "7 characters left out" in shortened("abcdefghi", 3)
+    assert shorten("abc", 3) == "abc"
+    assert "7 characters left out" in shorten("abcdefghi", 3)
 
 
 def test_values_become_parts() -> None:

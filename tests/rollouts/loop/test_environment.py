@@ -9,15 +9,15 @@ from paddock import ToolEnvironment, tool
 from paddock.envs.counter import Counter
 from paddock.envs.notes import Notes
 from paddock.errors import ConfigError
+from paddock.models.replay import ReplayServer
+from paddock.rollouts.api import run_batch, run_rollout
 from paddock.rollouts.loop.agent import LoopAgent
-from paddock.rollouts.loop.environment import EnvironmentScene, offered, told
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.runs import run_batch, run_rollout
-from paddock.rollouts.task import Task
-from paddock.testing.replay import ReplayServer
+from paddock.rollouts.loop.environment import EnvironmentSession, action_parameters, tool_result
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
+from paddock.tasks.task import Task
 from paddock.tools import ToolReturn
-from rollouts.loop.scenes import played, turns
+from rollouts.loop.fake_session import played, turns
 from rollouts.played import needs_bwrap, run
 
 
@@ -27,7 +27,7 @@ class Safe(ToolEnvironment):
         return ToolReturn("open", reward=1.0, done=True) if number == 42 else ToolReturn("click", reward=-0.25)
 
 
-def rolled(folder: Path, scene: EnvironmentScene, *script: dict[str, Any]) -> RolloutRecord:
+def rolled(folder: Path, scene: EnvironmentSession, *script: dict[str, Any]) -> RolloutRecord:
     record, _, store = run(played(folder, scene, turns(*script)))
     store.close()
     return record
@@ -35,57 +35,59 @@ def rolled(folder: Path, scene: EnvironmentScene, *script: dict[str, Any]) -> Ro
 
 def test_tools_are_called_in_one_session(tmp_path: Path) -> None:
     adds = {"tool": "add_note", "arguments": {"title": "milk"}}
-    record = rolled(tmp_path, EnvironmentScene(Notes, "Note milk."), adds, {"tool": "list_notes"}, {"text": "Done."})
+    record = rolled(
+        tmp_path, EnvironmentSession(Notes, "Note milk."), adds, {"tool": "list_notes"}, {"text": "Done."}
+    )
     assert (record.outcome, record.reward) == (Outcome.OK, None)
     assert "milk" in record.transcript[5]["content"]
 
 
 def test_rewards_add_up_and_the_environment_ends_the_episode(tmp_path: Path) -> None:
     script = [{"tool": "turn", "arguments": {"number": number}} for number in (7, 42, 8)]
-    record = rolled(tmp_path, EnvironmentScene(Safe, "Open the safe."), *script)
+    record = rolled(tmp_path, EnvironmentSession(Safe, "Open the safe."), *script)
     assert (record.outcome, record.reward, record.calls) == (Outcome.OK, 0.75, 2)
 
 
 def test_wrong_arguments_are_told_to_the_model(tmp_path: Path) -> None:
-    record = rolled(tmp_path, EnvironmentScene(Notes, "Note."), {"tool": "add_note"}, {"text": "Done."})
+    record = rolled(tmp_path, EnvironmentSession(Notes, "Note."), {"tool": "add_note"}, {"text": "Done."})
     assert record.outcome is Outcome.OK
     assert "title" in record.transcript[3]["content"]
 
 
 def test_an_environment_without_tools_is_stepped(tmp_path: Path) -> None:
     steps = [{"tool": "act", "arguments": {"amount": amount}} for amount in (2, 3)]
-    record = rolled(tmp_path, EnvironmentScene(Counter, "Count."), *steps, {"text": "Done."})
+    record = rolled(tmp_path, EnvironmentSession(Counter, "Count."), *steps, {"text": "Done."})
     assert record.outcome is Outcome.OK
     assert '"total":5' in record.transcript[5]["content"]
 
 
 def test_what_the_environment_shows_first_is_part_of_the_prompt(tmp_path: Path) -> None:
-    record = rolled(tmp_path, EnvironmentScene(Counter, "Count.", seed=3), {"text": "No."})
+    record = rolled(tmp_path, EnvironmentSession(Counter, "Count.", seed=3), {"text": "No."})
     assert record.transcript[1]["content"] == 'Count.\n\nThe environment shows:\n{"total":0}'
     assert record.metadata["reset"] == {"seed": 3}
 
 
 def test_a_wrong_action_is_told_by_its_field(tmp_path: Path) -> None:
     script = ({"tool": "act", "arguments": {"amount": -1}}, {"text": "Done."})
-    record = rolled(tmp_path, EnvironmentScene(Counter, "Count."), *script)
+    record = rolled(tmp_path, EnvironmentSession(Counter, "Count."), *script)
     assert (record.outcome, record.reward) == (Outcome.OK, None)
     assert record.transcript[3]["content"].startswith("Error: amount: Input should be greater than or equal to 0")
 
 
 def test_a_tool_result_is_told_as_its_content(tmp_path: Path) -> None:
     record = rolled(
-        tmp_path, EnvironmentScene(Safe, "Open."), {"tool": "turn", "arguments": {"number": 1}}, {"text": "."}
+        tmp_path, EnvironmentSession(Safe, "Open."), {"tool": "turn", "arguments": {"number": 1}}, {"text": "."}
     )
     assert record.transcript[3]["content"] == "click"
     image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
-    seen = told({"content": [{"type": "text", "text": "look"}, image], "isError": False}, done=True)
+    seen = tool_result({"content": [{"type": "text", "text": "look"}, image], "isError": False}, done=True)
     assert (seen.text, seen.done) == ("look", True)
     assert seen.images == [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
 
 
 def test_a_model_is_not_offered_what_is_not_for_it() -> None:
     schema = {"type": "object", "properties": {"metadata": {}, "amount": {"type": "integer"}}, "required": ["amount"]}
-    assert offered(schema)["properties"] == {"amount": {"type": "integer"}}
+    assert action_parameters(schema)["properties"] == {"amount": {"type": "integer"}}
 
 
 ACTS = [{"tool": "act", "arguments": {"amount": amount}} for amount in (4, 6)]
@@ -125,8 +127,13 @@ def test_an_agent_and_its_place_must_fit(tmp_path: Path, options: dict[str, Any]
 
 
 def test_the_loop_is_an_agent_by_name() -> None:
-    from paddock.rollouts.agents import load_agent
+    from paddock.agents import load_agent
 
     agent = load_agent("loop")
     assert isinstance(agent, LoopAgent)
     assert agent.version
+
+
+def test_the_credentials_of_a_url_are_not_in_its_evidence() -> None:
+    session = EnvironmentSession("https://me:hunter22@host/env", "Go.")
+    assert session.evidence["environment"] == "https://host/env"

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from paddock.adapters.gymnasium.environment import GymnasiumEnvironment
-from paddock.adapters.gymnasium.remote import RemoteEnv
-from paddock.adapters.gymnasium.vector import RemoteVectorEnv
+from paddock.adapters.gymnasium.remote import RemoteEnv, RemoteVectorEnv
 
 __all__ = ["GymnasiumEnvironment", "RemoteEnv", "RemoteVectorEnv"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import struct
 import uuid
+import zlib
 from typing import Annotated, Any, ClassVar
 from urllib.parse import parse_qsl
 
@@ -10,7 +13,7 @@ import gymnasium
 import numpy
 from pydantic import Field, PlainValidator, WithJsonSchema, create_model
 
-from paddock.adapters.gymnasium import images, spaces
+from paddock.adapters.gymnasium import spaces
 from paddock.env import Environment
 from paddock.errors import TargetError
 from paddock.types import Action, EnvironmentMetadata, Observation, State
@@ -18,7 +21,11 @@ from paddock.types import Action, EnvironmentMetadata, Observation, State
 SPACE = "x-gymnasium-space"
 """Where a schema carries the description of its space."""
 METADATA = "x-gymnasium"
-WORDS = {"true": True, "false": False, "none": None}
+LITERALS = {"true": True, "false": False, "none": None}
+PNG_PREFIX = "data:image/png;base64,"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PNG_COLOURS = {1: 0, 3: 2, 4: 6}
+"""PNG's colour types by the number of channels."""
 
 
 class GymnasiumState(State):
@@ -28,7 +35,7 @@ class GymnasiumState(State):
 
 
 class GymnasiumEnvironment(Environment[Action, Observation, GymnasiumState]):
-    """Subclasses are made by `environment_class`; they know which environment to make."""
+    """Subclasses are made by `environment_class`, one for each Gymnasium environment."""
 
     concurrent_sessions = True
     env_id: ClassVar[str]
@@ -45,14 +52,14 @@ class GymnasiumEnvironment(Environment[Action, Observation, GymnasiumState]):
     ) -> Observation:
         observation, info = self._env.reset(seed=seed, options=options)
         self._episode_id, self._steps = episode_id or str(uuid.uuid4()), 0
-        return self._seen(observation, info, reward=None)
+        return self._observe(observation, info, reward=None)
 
     def step(self, action: Any) -> Observation:
         observation, reward, terminated, truncated, info = self._env.step(action.action)
         self._steps += 1
-        return self._seen(observation, info, float(reward), bool(terminated), bool(truncated))
+        return self._observe(observation, info, float(reward), bool(terminated), bool(truncated))
 
-    def _seen(
+    def _observe(
         self,
         value: Any,
         info: dict[str, Any],
@@ -60,9 +67,9 @@ class GymnasiumEnvironment(Environment[Action, Observation, GymnasiumState]):
         terminated: bool = False,
         truncated: bool = False,
     ) -> Observation:
-        # Built without checks: what the environment itself returns is not ours to refuse.
-        seen: Observation = self.observation_type.model_construct(
-            observation=spaces.write(self._env.observation_space, value),
+        # Not validated: the environment decides what it returns.
+        built: Observation = self.observation_type.model_construct(
+            observation=spaces.encode(self._env.observation_space, value),
             terminated=terminated,
             truncated=truncated,
             info=plain(info),
@@ -70,13 +77,13 @@ class GymnasiumEnvironment(Environment[Action, Observation, GymnasiumState]):
             done=terminated or truncated,
             metadata={},
         )
-        return seen
+        return built
 
     @property
     def state(self) -> GymnasiumState:
-        return GymnasiumState(episode_id=self._episode_id, step_count=self._steps, render=self._rendered())
+        return GymnasiumState(episode_id=self._episode_id, step_count=self._steps, render=self._render())
 
-    def _rendered(self) -> str | None:
+    def _render(self) -> str | None:
         if self._env.render_mode is None or self._env.render_mode == "human":
             return None
         frame: Any = self._env.render()
@@ -84,7 +91,7 @@ class GymnasiumEnvironment(Environment[Action, Observation, GymnasiumState]):
             frame = frame[-1] if frame else None
         if frame is None or isinstance(frame, str):
             return frame
-        return images.to_url(frame)
+        return png_url(frame)
 
     def close(self) -> None:
         self._env.close()
@@ -96,7 +103,7 @@ class GymnasiumEnvironment(Environment[Action, Observation, GymnasiumState]):
 def load(rest: str) -> tuple[type[GymnasiumEnvironment], str]:
     """The class for `ID` or `ID?name=value&…`; the options go to `gymnasium.make`. Raises TargetError."""
     env_id, _, query = rest.partition("?")
-    options = {name: _value(text) for name, text in parse_qsl(query, keep_blank_values=True)}
+    options = {name: _parse_option(text) for name, text in parse_qsl(query, keep_blank_values=True)}
     inline = bool(options.pop("inline", False))
     return environment_class(env_id, options, inline=inline), env_id
 
@@ -131,20 +138,20 @@ def environment_class(env_id: str, options: dict[str, Any], *, inline: bool = Fa
     )
 
 
-def action_type(space: spaces.Kinds) -> type[Action]:
+def action_type(space: spaces.AnySpace) -> type[Action]:
     """`{"action": …}`, checked against the space; what does not fit is named."""
 
     def check(value: Any) -> Any:
-        return spaces.read(space, value)
+        return spaces.decode(space, value)
 
     described = {**spaces.schema(space), SPACE: spaces.describe(space)}
     checked = Annotated[Any, PlainValidator(check), WithJsonSchema(described)]
     return create_model("GymnasiumAction", __base__=Action, action=(checked, Field(description=str(space)[:500])))
 
 
-def observation_type(space: spaces.Kinds, env: gymnasium.Env[Any, Any]) -> type[Observation]:
-    about = {"render_mode": env.render_mode, "id": env.spec.id if env.spec else None}
-    described = {**spaces.schema(space), SPACE: spaces.describe(space), METADATA: about}
+def observation_type(space: spaces.AnySpace, env: gymnasium.Env[Any, Any]) -> type[Observation]:
+    metadata = {"render_mode": env.render_mode, "id": env.spec.id if env.spec else None}
+    described = {**spaces.schema(space), SPACE: spaces.describe(space), METADATA: metadata}
     return create_model(
         "GymnasiumObservation",
         __base__=Observation,
@@ -156,7 +163,7 @@ def observation_type(space: spaces.Kinds, env: gymnasium.Env[Any, Any]) -> type[
 
 
 def plain(value: Any) -> Any:
-    """`info` may hold anything; what JSON cannot say is told as text."""
+    """`info` as plain values; what JSON cannot express becomes text."""
     if isinstance(value, dict):
         return {str(key): plain(member) for key, member in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -168,12 +175,44 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _value(text: str) -> Any:
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
+def _parse_option(text: str) -> Any:
+    if text.lower() in LITERALS:
+        return LITERALS[text.lower()]
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             continue
     return text
+
+
+# -- rendered frames as PNG in a data URL, with the standard library alone --------------------------
+
+
+def png_url(frame: Any) -> str:
+    """A frame of 8-bit pixels, height x width (x channels), as a data URL."""
+    pixels = numpy.ascontiguousarray(frame, dtype=numpy.uint8)
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    height, width, channels = pixels.shape
+    # Each row begins with its filter: 0, none.
+    rows = numpy.concatenate([numpy.zeros((height, 1), numpy.uint8), pixels.reshape(height, -1)], axis=1)
+    header = struct.pack(">IIBBBBB", width, height, 8, PNG_COLOURS[channels], 0, 0, 0)
+    chunks = _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows.tobytes(), 1)) + _chunk(b"IEND", b"")
+    return PNG_PREFIX + base64.b64encode(PNG_SIGNATURE + chunks).decode()
+
+
+def pixels_of_url(url: str) -> Any:
+    """The pixels in a data URL that `png_url` wrote."""
+    data = base64.b64decode(url.removeprefix(PNG_PREFIX))
+    width, height, _, colour = struct.unpack(">IIBB", data[16:26])
+    channels = next(count for count, kind in PNG_COLOURS.items() if kind == colour)
+    (length,) = struct.unpack(">I", data[33:37])
+    rows = numpy.frombuffer(zlib.decompress(data[41 : 41 + length]), numpy.uint8).reshape(
+        height, 1 + width * channels
+    )
+    return rows[:, 1:].reshape((height, width, channels) if channels > 1 else (height, width)).copy()
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces on a wire: what JSON each takes, how a value is read and written, and how a space is rebuilt.
+"""Gymnasium's spaces as JSON: the schema of each, how its values are encoded and decoded, and how it is rebuilt.
 
 A description (`describe`) is a small JSON object from which `rebuild` makes an equal space on the other side.
 """
@@ -17,15 +17,15 @@ from paddock.errors import TargetError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Kinds = Space[Any]
-LARGEST_CHARSET = 256
+AnySpace = Space[Any]
+MAX_PATTERN_CHARACTERS = 256
 
 
-class Misfit(ValueError):
+class NotInSpace(ValueError):
     """A value is not in its space; the message says where and why."""
 
 
-def describe(space: Kinds) -> dict[str, Any]:
+def describe(space: AnySpace) -> dict[str, Any]:
     """The space as JSON. Raises TargetError for a kind that has no fixed form."""
     if isinstance(space, spaces.Discrete):
         return {"kind": "discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
@@ -50,7 +50,7 @@ def describe(space: Kinds) -> dict[str, Any]:
     )
 
 
-def rebuild(described: dict[str, Any]) -> Kinds:
+def rebuild(described: dict[str, Any]) -> AnySpace:
     """The space that was described."""
     kind = described["kind"]
     if kind == "discrete":
@@ -71,7 +71,7 @@ def rebuild(described: dict[str, Any]) -> Kinds:
     return spaces.Tuple([rebuild(inner) for inner in described["spaces"]])
 
 
-def schema(space: Kinds) -> dict[str, Any]:
+def schema(space: AnySpace) -> dict[str, Any]:
     """The JSON Schema of a value of the space."""
     if isinstance(space, spaces.Discrete):
         return {"type": "integer", "minimum": int(space.start), "maximum": int(space.start + space.n - 1)}
@@ -85,7 +85,9 @@ def schema(space: Kinds) -> dict[str, Any]:
         return _nested(space.shape, {"type": "integer", "minimum": 0, "maximum": 1})
     if isinstance(space, spaces.Text):
         limits = {"type": "string", "minLength": int(space.min_length), "maxLength": int(space.max_length)}
-        return {**limits, "pattern": _pattern(space)} if len(space.character_set) <= LARGEST_CHARSET else limits
+        return (
+            {**limits, "pattern": _pattern(space)} if len(space.character_set) <= MAX_PATTERN_CHARACTERS else limits
+        )
     if isinstance(space, spaces.Dict):
         inner = {str(name): schema(member) for name, member in space.spaces.items()}
         return {"type": "object", "properties": inner, "required": list(inner), "additionalProperties": False}
@@ -94,32 +96,32 @@ def schema(space: Kinds) -> dict[str, Any]:
     return {"type": "array", "prefixItems": members, "minItems": len(members), "maxItems": len(members)}
 
 
-def read(space: Kinds, value: Any, place: str = "") -> Any:
-    """The value of the space that JSON `value` stands for. Raises Misfit, naming the place."""
-    return _READERS[_kind(space)](space, value, place)
+def decode(space: AnySpace, value: Any, place: str = "") -> Any:
+    """The value of the space that JSON `value` stands for. Raises NotInSpace, with the place."""
+    return _DECODERS[_kind(space)](space, value, place)
 
 
-def restore(space: Kinds, value: Any) -> Any:
-    """The value that `write` was given. Not checked: environments leave their own bounds."""
+def decode_unchecked(space: AnySpace, value: Any) -> Any:
+    """The inverse of `encode`. Not validated: environments leave their own bounds."""
     if isinstance(space, spaces.Dict):
-        return {name: restore(inner, value[str(name)]) for name, inner in space.spaces.items()}
+        return {name: decode_unchecked(inner, value[str(name)]) for name, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(restore(inner, member) for inner, member in zip(space.spaces, value, strict=True))
+        return tuple(decode_unchecked(inner, member) for inner, member in zip(space.spaces, value, strict=True))
     if isinstance(space, spaces.Text):
         return value
     if isinstance(space, spaces.Discrete):
         return space.dtype.type(value)
     # JSON has no NaN: null stands for it, and becomes one on the way through floats.
-    given = numpy.asarray(value)
-    return (given.astype(numpy.float64) if given.dtype == object else given).astype(space.dtype).reshape(space.shape)
+    array = numpy.asarray(value)
+    return (array.astype(numpy.float64) if array.dtype == object else array).astype(space.dtype).reshape(space.shape)
 
 
-def write(space: Kinds, value: Any) -> Any:
-    """What to send for a value of the space: arrays stay arrays, which the codec knows."""
+def encode(space: AnySpace, value: Any) -> Any:
+    """A value of the space as it is sent. Arrays stay arrays, which the codec can write."""
     if isinstance(space, spaces.Dict):
-        return {str(name): write(inner, value[name]) for name, inner in space.spaces.items()}
+        return {str(name): encode(inner, value[name]) for name, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return [write(inner, member) for inner, member in zip(space.spaces, value, strict=True)]
+        return [encode(inner, member) for inner, member in zip(space.spaces, value, strict=True)]
     if isinstance(space, spaces.Discrete):
         if int(value) != value:
             raise ValueError(f"{value!r} is no whole number")
@@ -129,109 +131,109 @@ def write(space: Kinds, value: Any) -> Any:
     return numpy.ascontiguousarray(value) if numpy.ndim(value) else numpy.asarray(value).item()
 
 
-def offer(space: Kinds, action: Any) -> Any:
-    """An action as it is sent. One that is not of the space's kind goes as it is: the server says what is wrong."""
+def encode_action(space: AnySpace, action: Any) -> Any:
+    """An action as it is sent. One that does not fit is sent as it is: the server says what is wrong."""
     try:
-        return write(space, action)
+        return encode(space, action)
     except (KeyError, OverflowError, TypeError, ValueError):
         return action
 
 
-def _kind(space: Kinds) -> type:
-    return next(kind for kind in _READERS if isinstance(space, kind))
+def _kind(space: AnySpace) -> type:
+    return next(kind for kind in _DECODERS if isinstance(space, kind))
 
 
-def _read_discrete(space: Any, value: Any, place: str) -> Any:
+def _decode_discrete(space: Any, value: Any, place: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Misfit(f"{_at(place)}a whole number is needed, not {_shown(value)}")
+        raise NotInSpace(f"{_at(place)}a whole number is needed, not {_short(value)}")
     if not space.start <= value < space.start + space.n:
-        raise Misfit(f"{_at(place)}{value} is not between {space.start} and {space.start + space.n - 1}")
+        raise NotInSpace(f"{_at(place)}{value} is not between {space.start} and {space.start + space.n - 1}")
     return space.dtype.type(value)
 
 
-def _read_box(space: Any, value: Any, place: str) -> Any:
+def _decode_box(space: Any, value: Any, place: str) -> Any:
     array = _array(space, value, place)
-    if len(odd := numpy.argwhere(~numpy.isfinite(array))):
-        raise Misfit(f"{_at(place, tuple(odd[0].tolist()))}a finite number is needed")
+    if len(invalid := numpy.argwhere(~numpy.isfinite(array))):
+        raise NotInSpace(f"{_at(place, tuple(invalid[0].tolist()))}a finite number is needed")
     wrong = numpy.argwhere((array < space.low) | (array > space.high))
     if len(wrong):
         index = tuple(wrong[0].tolist())
         low, high = space.low[index], space.high[index]
-        raise Misfit(f"{_at(place, index)}{array[index]} is not between {low} and {high}")
+        raise NotInSpace(f"{_at(place, index)}{array[index]} is not between {low} and {high}")
     return array
 
 
-def _read_whole_numbers(space: Any, value: Any, place: str) -> Any:
+def _decode_integers(space: Any, value: Any, place: str) -> Any:
     array = _array(space, value, place, whole=True)
     low = getattr(space, "start", 0) + numpy.zeros(space.shape, dtype=numpy.int64)
     high = low + (space.nvec - 1 if isinstance(space, spaces.MultiDiscrete) else 1)
     wrong = numpy.argwhere((array < low) | (array > high))
     if len(wrong):
         index = tuple(wrong[0].tolist())
-        raise Misfit(f"{_at(place, index)}{array[index]} is not between {low[index]} and {high[index]}")
+        raise NotInSpace(f"{_at(place, index)}{array[index]} is not between {low[index]} and {high[index]}")
     return array
 
 
-def _read_text(space: Any, value: Any, place: str) -> str:
+def _decode_text(space: Any, value: Any, place: str) -> str:
     if not isinstance(value, str):
-        raise Misfit(f"{_at(place)}text is needed, not {_shown(value)}")
+        raise NotInSpace(f"{_at(place)}text is needed, not {_short(value)}")
     if not space.min_length <= len(value) <= space.max_length:
-        raise Misfit(f"{_at(place)}{len(value)} characters, not {space.min_length} to {space.max_length}")
-    if odd := next((character for character in value if character not in space.character_set), None):
-        raise Misfit(f"{_at(place)}the character {odd!r} is not allowed")
+        raise NotInSpace(f"{_at(place)}{len(value)} characters, not {space.min_length} to {space.max_length}")
+    if invalid := next((character for character in value if character not in space.character_set), None):
+        raise NotInSpace(f"{_at(place)}the character {invalid!r} is not allowed")
     return value
 
 
-def _read_dict(space: Any, value: Any, place: str) -> dict[str, Any]:
+def _decode_dict(space: Any, value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Misfit(f"{_at(place)}an object is needed, not {_shown(value)}")
+        raise NotInSpace(f"{_at(place)}an object is needed, not {_short(value)}")
     if unknown := value.keys() - {str(name) for name in space.spaces}:
-        raise Misfit(f"{_at(place)}unknown field {min(unknown)!r}")
+        raise NotInSpace(f"{_at(place)}unknown field {min(unknown)!r}")
     if absent := [str(name) for name in space.spaces if str(name) not in value]:
-        raise Misfit(f"{_at(place)}field {absent[0]!r} is missing")
-    return {name: read(inner, value[str(name)], f"{place}.{name}") for name, inner in space.spaces.items()}
+        raise NotInSpace(f"{_at(place)}field {absent[0]!r} is missing")
+    return {name: decode(inner, value[str(name)], f"{place}.{name}") for name, inner in space.spaces.items()}
 
 
-def _read_tuple(space: Any, value: Any, place: str) -> tuple[Any, ...]:
+def _decode_tuple(space: Any, value: Any, place: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple) or len(value) != len(space.spaces):
-        raise Misfit(f"{_at(place)}an array of {len(space.spaces)} is needed, not {_shown(value)}")
+        raise NotInSpace(f"{_at(place)}an array of {len(space.spaces)} is needed, not {_short(value)}")
     pairs = enumerate(zip(space.spaces, value, strict=True))
-    return tuple(read(inner, member, f"{place}[{number}]") for number, (inner, member) in pairs)
+    return tuple(decode(inner, member, f"{place}[{number}]") for number, (inner, member) in pairs)
 
 
-_READERS: dict[type, Callable[[Any, Any, str], Any]] = {
-    spaces.Discrete: _read_discrete,
-    spaces.Box: _read_box,
-    spaces.MultiDiscrete: _read_whole_numbers,
-    spaces.MultiBinary: _read_whole_numbers,
-    spaces.Text: _read_text,
-    spaces.Dict: _read_dict,
-    spaces.Tuple: _read_tuple,
+_DECODERS: dict[type, Callable[[Any, Any, str], Any]] = {
+    spaces.Discrete: _decode_discrete,
+    spaces.Box: _decode_box,
+    spaces.MultiDiscrete: _decode_integers,
+    spaces.MultiBinary: _decode_integers,
+    spaces.Text: _decode_text,
+    spaces.Dict: _decode_dict,
+    spaces.Tuple: _decode_tuple,
 }
 
 
 def _array(space: Any, value: Any, place: str, *, whole: bool = False) -> Any:
-    """Numbers of the space's shape and type. A null among floats becomes NaN, which is for the reader to refuse."""
+    """Numbers of the space's shape and type. A null among floats becomes NaN, which the caller refuses."""
     kind = space.dtype
     try:
-        given = numpy.asarray(value)
-        if given.dtype == object:
-            given = numpy.asarray(value, dtype=numpy.float64)
+        array = numpy.asarray(value)
+        if array.dtype == object:
+            array = numpy.asarray(value, dtype=numpy.float64)
     except (ValueError, TypeError, OverflowError):
-        raise Misfit(f"{_at(place)}numbers of shape {space.shape} are needed, not {_shown(value)}") from None
-    if given.shape != space.shape:
-        raise Misfit(f"{_at(place)}the shape is {given.shape}, not {space.shape}")
-    if given.size and (given.dtype.kind not in "iuf" or (whole and given.dtype.kind == "f")):
-        raise Misfit(f"{_at(place)}{'whole numbers' if whole else 'numbers'} are needed, not {_shown(value)}")
-    if kind.kind in "iu" and given.dtype.kind == "f" and not numpy.array_equal(given, numpy.trunc(given)):
-        raise Misfit(f"{_at(place)}whole numbers are needed, not {_shown(value)}")
+        raise NotInSpace(f"{_at(place)}numbers of shape {space.shape} are needed, not {_short(value)}") from None
+    if array.shape != space.shape:
+        raise NotInSpace(f"{_at(place)}the shape is {array.shape}, not {space.shape}")
+    if array.size and (array.dtype.kind not in "iuf" or (whole and array.dtype.kind == "f")):
+        raise NotInSpace(f"{_at(place)}{'whole numbers' if whole else 'numbers'} are needed, not {_short(value)}")
+    if kind.kind in "iu" and array.dtype.kind == "f" and not numpy.array_equal(array, numpy.trunc(array)):
+        raise NotInSpace(f"{_at(place)}whole numbers are needed, not {_short(value)}")
     if (
         kind.kind in "iu"
-        and given.size
-        and (given.min() < numpy.iinfo(kind).min or given.max() > numpy.iinfo(kind).max)
+        and array.size
+        and (array.min() < numpy.iinfo(kind).min or array.max() > numpy.iinfo(kind).max)
     ):
-        raise Misfit(f"{_at(place)}{_shown(value)} does not fit {kind}")
-    return given.astype(kind)
+        raise NotInSpace(f"{_at(place)}{_short(value)} does not fit {kind}")
+    return array.astype(kind)
 
 
 def _at(place: str, index: tuple[int, ...] = ()) -> str:
@@ -239,7 +241,7 @@ def _at(place: str, index: tuple[int, ...] = ()) -> str:
     return f"{where}: " if where else ""
 
 
-def _shown(value: Any) -> str:
+def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
@@ -266,7 +268,7 @@ def _pattern(space: spaces.Text) -> str:
 
 
 def _bounds(values: Any) -> Any:
-    """One number if all bounds are the same, else all of them. Infinite ones as text, which JSON can say."""
+    """One number if all bounds are the same, else all of them. Infinite ones as text, because JSON has none."""
     flat = [_bound(value) for value in values.ravel().tolist()]
     return flat[0] if flat and all(value == flat[0] for value in flat) else flat
 

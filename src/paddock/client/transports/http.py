@@ -7,16 +7,14 @@ import threading
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import h11
 import orjson
 
-from paddock.client.outgoing import write
-from paddock.client.policy import Reconnect, Timeouts
-from paddock.client.returning import Tries, episode_lost, no_answer, outcome_unknown
-from paddock.client.transports.address import server_url
+from paddock.client.reconnect import Reconnector, episode_lost, no_answer, outcome_unknown
+from paddock.client.requests import encode_request, server_url
 from paddock.errors import (
     ClientError,
     ConnectFailed,
@@ -31,10 +29,13 @@ from paddock.errors import (
 from paddock.net import HttpConnection
 from paddock.protocol.codec import encode
 
-REQUESTS = {"/step": "step", "/reset": "reset", "/mcp": "call"}
-"""What a caller calls the request behind each path."""
+if TYPE_CHECKING:
+    from paddock.client.transports import ConnectOptions
+
+REQUEST_NAMES = {"/step": "step", "/reset": "reset", "/mcp": "call"}
+"""By path, for error messages."""
 NOTICE_SECONDS = 2.0
-"""How long the notice that a request was given up may take."""
+"""How long the notice that a request was cancelled, or a session is not needed, may take."""
 
 
 async def get_json(url: str, headers: dict[str, str], timeout: float | None) -> Any:
@@ -67,7 +68,7 @@ async def _exchange_once(
 
 
 def error_of(status: int, body: bytes) -> PaddockError:
-    """The error behind an HTTP answer, whoever's server sent it."""
+    """The error in an HTTP response of Paddock's or another server."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -78,7 +79,7 @@ def error_of(status: int, body: bytes) -> PaddockError:
     if isinstance(document, dict) and isinstance(document.get("error"), dict):
         detail = document["error"].get("message")
         if status == 404:
-            # So MCP tells that there is no such session.
+            # MCP's way to say that there is no such session.
             return SessionNotFound(str(detail))
     if status == 401:
         return Unauthorized(str(detail))
@@ -88,30 +89,23 @@ def error_of(status: int, body: bytes) -> PaddockError:
 
 
 class HttpTransport:
-    """An episode over plain HTTP. The server's `Session-Id` keeps it together: without one there is no episode.
+    """An episode over plain HTTP. The header `Session-Id` names its session; without it there is no episode.
 
-    A server that hands out a session executes a numbered request at most once (`sessions/numbered.py`). So a request
+    A server that hands out a session executes a numbered request at most once (`NewestRequest`). So a request
     whose answer was lost is repeated under its number. Any other server cannot tell a repeat from a new request: then
-    the caller is told that the outcome is unknown.
+    the caller gets OutcomeUnknown.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        headers: dict[str, str] | None = None,
-        timeouts: Timeouts | None = None,
-        reconnect: Reconnect | None = None,
-    ) -> None:
+    def __init__(self, url: str, options: ConnectOptions) -> None:
         self.base = server_url(url)
-        self.timeouts = timeouts or Timeouts()
-        self._headers = headers or {}
-        self._reconnect = reconnect or Reconnect()
+        self.timeouts = options.timeouts
+        self._headers = options.headers
+        self._reconnect = options.reconnect
         self._connection = HttpConnection(self.base, self._headers)
         self._session: str | None = None
         self._number = 0
-        self._turn = asyncio.Lock()
-        """One request at a time, its repeats included: a later number would make them late."""
+        self._request_lock = asyncio.Lock()
+        """One request at a time, its repeats included: the server refuses a number below the last one."""
         self._notices: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -123,11 +117,13 @@ class HttpTransport:
         if kind == "state":
             method = "GET"
         elif kind == "step":
-            content = write({"action": data, **({} if timeout in (None, inf) else {"timeout_s": timeout})}, kind)
+            content = encode_request(
+                {"action": data, **({} if timeout in (None, inf) else {"timeout_s": timeout})}, kind
+            )
         else:
-            content = write(data, kind)
+            content = encode_request(data, kind)
         try:
-            async with asyncio.timeout(timeout) as deadline, self._turn:
+            async with asyncio.timeout(timeout) as deadline, self._request_lock:
                 answer = await self._exchange(method, path, content)
         except TimeoutError:
             if not deadline.expired():
@@ -154,28 +150,28 @@ class HttpTransport:
         await self._connection.close()
 
     def abandon(self) -> bool:
-        """Leave without waiting for anything. The session is ended from a thread: the loop may be about to end."""
+        """Close without waiting. The session is ended from a thread, because the loop may be about to end."""
         session, self._session = self._session, None
         with suppress(RuntimeError):
             # Raised if the loop has ended already.
             self._connection.abandon()
         if session is not None:
-            leave = partial(_close_forgotten, self.base, self._headers, session)
+            close = partial(_close_abandoned, self.base, self._headers, session)
             with suppress(RuntimeError):
-                threading.Thread(target=leave, name="paddock-client-close").start()
+                threading.Thread(target=close, name="paddock-client-close").start()
         return session is not None
 
     async def _exchange(self, method: str, path: str, content: bytes) -> Any:
-        """The answer to one request. A caller that is cancelled gives it up."""
+        """The response to one request. If the caller is cancelled, the server is told."""
         headers: dict[str, str] = {}
         if self._session is not None:
             self._number += 1
-            headers = self._named(path, self._session, self._number)
+            headers = self._session_headers(path, self._session, self._number)
         try:
             status, received, answer = await self._deliver(method, path, content, headers)
         except asyncio.CancelledError:
             if self._session is not None:
-                self._tell_given_up(self._session)
+                self._notify_cancelled(self._session)
             raise
         if status >= 400:
             problem = error_of(status, answer)
@@ -183,18 +179,18 @@ class HttpTransport:
                 token, self._session = self._session, None
                 raise episode_lost(problem.message, token)
             raise problem
-        # A reset that finds its session gone begins in a new one, or in none.
+        # A reset whose session is gone begins in a new one, or in none.
         self._session = received.get("session-id", None if path == "/reset" else self._session)
         return orjson.loads(answer)
 
-    def _named(self, path: str, session: str, number: int) -> dict[str, str]:
+    def _session_headers(self, path: str, session: str, number: int) -> dict[str, str]:
         name = "mcp-session-id" if path == "/mcp" else "session-id"
         return {name: session, "request-number": str(number)}
 
     async def _deliver(
         self, method: str, path: str, content: bytes, headers: dict[str, str]
     ) -> tuple[int, dict[str, str], bytes]:
-        """Send a request, and send it again if its answer is lost and the server knows it by its number."""
+        """Send a request, and repeat it if the answer is lost and the server recognises it by its number."""
         attempt = partial(self._attempt, method, path, content, headers)
         try:
             return await attempt()
@@ -202,15 +198,15 @@ class HttpTransport:
             if not self._connection.has_sent:
                 raise
             lost = error
-        # A reset that begins an episode may be repeated too: one that nobody goes on with makes room.
+        # A reset that begins an episode may be repeated too: the server evicts an episode that nobody continues.
         if (headers or method == "GET" or path == "/reset") and self._reconnect.within > 0:
             try:
-                return await Tries(self._reconnect).reach(attempt)
+                return await Reconnector(self._reconnect).connect(attempt)
             except ConnectFailed as error:
                 lost = error
         if method == "GET":
             raise lost
-        raise outcome_unknown(REQUESTS[path], str(lost)) from lost
+        raise outcome_unknown(REQUEST_NAMES[path], str(lost)) from lost
 
     async def _attempt(
         self, method: str, path: str, content: bytes, headers: dict[str, str]
@@ -220,30 +216,30 @@ class HttpTransport:
         except (OSError, h11.RemoteProtocolError) as error:
             raise ConnectFailed(f"cannot reach {self.base}: {error}", hint="is the server up?") from error
 
-    def _tell_given_up(self, session: str) -> None:
-        """The server goes on with a numbered request when its connection drops. A later number stops it."""
+    def _notify_cancelled(self, session: str) -> None:
+        """The server continues a numbered request when its connection drops. A later number stops it."""
         self._number += 1
         call = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {}}
-        notice = asyncio.ensure_future(self._notify(call, self._named("/mcp", session, self._number)))
+        notice = asyncio.ensure_future(self._notify(call, self._session_headers("/mcp", session, self._number)))
         self._notices.add(notice)
         notice.add_done_callback(self._notices.discard)
 
-    async def _notify(self, call: dict[str, Any], named: dict[str, str]) -> None:
+    async def _notify(self, call: dict[str, Any], headers: dict[str, str]) -> None:
         connection = HttpConnection(self.base, self._headers)
         with suppress(OSError, h11.RemoteProtocolError, TimeoutError):
             try:
                 async with asyncio.timeout(NOTICE_SECONDS):
-                    await connection.request("POST", "/mcp", encode(call), named)
+                    await connection.request("POST", "/mcp", encode(call), headers)
             finally:
                 await connection.close()
 
 
-def _close_forgotten(base: str, headers: dict[str, str], session: str) -> None:
+def _close_abandoned(base: str, headers: dict[str, str], session: str) -> None:
     with suppress(PaddockError):
         asyncio.run(close_session(base, headers, session, NOTICE_SECONDS))
 
 
 async def close_session(base: str, headers: dict[str, str], session: str, timeout: float | None) -> None:
-    """Tell a server that a session is not needed any more. Raises ConnectFailed, or what the server reports."""
+    """End a session on its server. Raises ConnectFailed, or what the server reports."""
     call = {"jsonrpc": "2.0", "id": 0, "method": "openenv/session/close", "params": {"session_id": session}}
     await post_json(f"{base}/mcp", {**headers, "mcp-session-id": session}, call, timeout)

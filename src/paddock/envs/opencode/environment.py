@@ -1,14 +1,15 @@
-"""The environment: its tools, and the state of one session. The rollouts themselves are at the desk."""
+"""The environment: its tools, and the state of one session. The rollouts are run by the rollout service."""
 
 from __future__ import annotations
 
 import logging
 import uuid
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from paddock.env import ToolEnvironment, tool
-from paddock.envs.opencode import arguments  # noqa: TC001 - tools are described by them
 from paddock.envs.opencode.results import (
     EventPage,
     Messages,
@@ -23,13 +24,63 @@ from paddock.types import CallToolAction, CallToolObservation, Observation, Stat
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from paddock.envs.opencode.desk import Desk
-    from paddock.rollouts.record import RolloutRecord
+    from paddock.envs.opencode.rollout_service import OpenCodeRolloutService
+    from paddock.store.record import RolloutRecord
 
 logger = logging.getLogger("paddock.opencode")
 
-LONGEST_CALL = 2 * 24 * 3600.0
+LONGEST_CALL_SECONDS = 2 * 24 * 3600.0
 """Seconds a tool may take. A rollout has deadlines of its own; this one only keeps a call from lasting for ever."""
+
+LONGEST_POLL_SECONDS = 300.0
+
+# The types of the tools' arguments, and what an agent reads about each.
+Instruction = Annotated[str, Field(description="What the agent has to do.")]
+ModelKey = Annotated[
+    str | None,
+    Field(
+        description="vllm://repo (with vllm_url), hf-router://repo:provider (with hf_token), replay:FILE, local, "
+        "a URL, or the name of a model at vllm_url. Empty: the first model at vllm_url."
+    ),
+]
+TestScript = Annotated[
+    str | None,
+    Field(
+        description="Shell that scores the work: it writes a number to /logs/verifier/reward.txt. Empty: no reward."
+    ),
+]
+VllmUrl = Annotated[str | None, Field(description="The URL of an OpenAI-compatible server such as vLLM.")]
+HfToken = Annotated[str | None, Field(description="Token for hf-router. It is kept nowhere.")]
+Thinking = Annotated[
+    bool | None, Field(description="Whether the model may think before it answers, where it can be told.")
+]
+TaskId = Annotated[
+    str | None, Field(description="The task's name in the result. Empty: made from the task's content.")
+]
+SetupShell = Annotated[str | None, Field(description="Shell that is run in the sandbox before the agent starts.")]
+UploadFiles = Annotated[
+    dict[str, str] | None,
+    Field(description="Texts by path, relative to the work folder or absolute below /home/user/workdir."),
+]
+Mode = Annotated[
+    Literal["transparent_proxy", "black_box"] | None,
+    Field(description="transparent_proxy captures tokens and logprobs; black_box hands calls through as they are."),
+]
+MaxTokensCap = Annotated[int, Field(description="The most tokens that one model call may sample.")]
+AgentTimeout = Annotated[float, Field(description="Seconds that the agent may work.")]
+IdempotencyKey = Annotated[str | None, Field(description="The same key gives the same rollout, never a second one.")]
+
+RolloutId = Annotated[str, Field(description="As start_rollout gave it.")]
+EndWait = Annotated[
+    float | None,
+    Field(
+        ge=0, description="Seconds to wait for its end; an error if it is still running then. Empty: until it ends."
+    ),
+]
+After = Annotated[int, Field(ge=0, description="The next of the page before; 0 begins with the first event.")]
+EventWait = Annotated[
+    float, Field(ge=0, le=LONGEST_POLL_SECONDS, description="Seconds to wait while there is nothing new.")
+]
 
 
 class OpenCodeState(State):
@@ -46,7 +97,7 @@ class OpenCodeEnvironment(ToolEnvironment):
 
     concurrent_sessions = True
     parallel_calls = True
-    step_timeout: ClassVar[float | None] = LONGEST_CALL
+    step_timeout: ClassVar[float | None] = LONGEST_CALL_SECONDS
     state_type: ClassVar[Any] = OpenCodeState
 
     def __init__(self) -> None:
@@ -58,7 +109,7 @@ class OpenCodeEnvironment(ToolEnvironment):
     def http_routes(cls) -> list[Any]:
         from starlette.routing import Route
 
-        from paddock.envs.opencode.stream import stream_events
+        from paddock.envs.opencode.event_stream import stream_events
 
         return [Route("/rollouts/{rollout_id}/events", stream_events, methods=["GET"])]
 
@@ -66,16 +117,16 @@ class OpenCodeEnvironment(ToolEnvironment):
     @asynccontextmanager
     async def lifespan(cls) -> AsyncIterator[None]:
         """What a killed server left behind is put right at once; what runs at the end is cancelled."""
-        from paddock.envs.opencode.desk import close_desk_here, desk_here
+        from paddock.envs.opencode.rollout_service import close_service, get_service
 
         try:
-            await desk_here()
+            await get_service()
         except PaddockError as error:
             logger.error("no rollout can run: %s (%s)", error, error.hint)
         try:
             yield
         finally:
-            await close_desk_here()
+            await close_service()
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Observation:
         """A new count. Rollouts that are under way go on."""
@@ -98,19 +149,19 @@ class OpenCodeEnvironment(ToolEnvironment):
     @tool
     async def run_rollout(
         self,
-        instruction: arguments.Instruction,
-        model_key: arguments.ModelKey = None,
-        test_script: arguments.TestScript = None,
-        vllm_url: arguments.VllmUrl = None,
-        hf_token: arguments.HfToken = None,
-        thinking: arguments.Thinking = False,
-        task_id: arguments.TaskId = None,
-        setup_shell: arguments.SetupShell = None,
-        upload_files: arguments.UploadFiles = None,
-        mode: arguments.Mode = "transparent_proxy",
-        max_tokens_cap: arguments.MaxTokensCap = 4096,
-        agent_timeout_s: arguments.AgentTimeout = 600,
-        idempotency_key: arguments.IdempotencyKey = None,
+        instruction: Instruction,
+        model_key: ModelKey = None,
+        test_script: TestScript = None,
+        vllm_url: VllmUrl = None,
+        hf_token: HfToken = None,
+        thinking: Thinking = False,
+        task_id: TaskId = None,
+        setup_shell: SetupShell = None,
+        upload_files: UploadFiles = None,
+        mode: Mode = "transparent_proxy",
+        max_tokens_cap: MaxTokensCap = 4096,
+        agent_timeout_s: AgentTimeout = 600,
+        idempotency_key: IdempotencyKey = None,
     ) -> RolloutResult:
         """Run one rollout to its end and return the result.
 
@@ -118,30 +169,30 @@ class OpenCodeEnvironment(ToolEnvironment):
         with the same key returns the same rollout. For rollouts of many minutes, start_rollout and
         finalize_rollout do not depend on one long answer.
         """
-        desk, record = await _start(
+        service, record = await _start(
             model_key=model_key, instruction=instruction, test_script=test_script, vllm_url=vllm_url,
             hf_token=hf_token, thinking=thinking, task_id=task_id, setup_shell=setup_shell,
             upload_files=upload_files, mode=mode, max_tokens_cap=max_tokens_cap,
             agent_timeout_s=agent_timeout_s, idempotency_key=idempotency_key,
         )  # fmt: skip
-        return await self._collect(desk, record.rollout_id, LONGEST_CALL)
+        return await self._collect(service, record.rollout_id, LONGEST_CALL_SECONDS)
 
     @tool
     async def start_rollout(
         self,
-        instruction: arguments.Instruction,
-        model_key: arguments.ModelKey = None,
-        test_script: arguments.TestScript = None,
-        vllm_url: arguments.VllmUrl = None,
-        hf_token: arguments.HfToken = None,
-        thinking: arguments.Thinking = False,
-        task_id: arguments.TaskId = None,
-        setup_shell: arguments.SetupShell = None,
-        upload_files: arguments.UploadFiles = None,
-        mode: arguments.Mode = "transparent_proxy",
-        max_tokens_cap: arguments.MaxTokensCap = 4096,
-        agent_timeout_s: arguments.AgentTimeout = 600,
-        idempotency_key: arguments.IdempotencyKey = None,
+        instruction: Instruction,
+        model_key: ModelKey = None,
+        test_script: TestScript = None,
+        vllm_url: VllmUrl = None,
+        hf_token: HfToken = None,
+        thinking: Thinking = False,
+        task_id: TaskId = None,
+        setup_shell: SetupShell = None,
+        upload_files: UploadFiles = None,
+        mode: Mode = "transparent_proxy",
+        max_tokens_cap: MaxTokensCap = 4096,
+        agent_timeout_s: AgentTimeout = 600,
+        idempotency_key: IdempotencyKey = None,
     ) -> RolloutState:
         """Start a rollout and return at once. Collect it with finalize_rollout."""
         _, record = await _start(
@@ -153,55 +204,53 @@ class OpenCodeEnvironment(ToolEnvironment):
         return state_of(record)
 
     @tool(read_only=True, idempotent=True)
-    async def get_state(self, rollout_id: arguments.RolloutId) -> RolloutState:
+    async def get_state(self, rollout_id: RolloutId) -> RolloutState:
         """Where a rollout stands: queued, running, finished, failed or aborted."""
-        desk = await _desk()
-        return state_of(await desk.record(rollout_id))
+        service = await _service()
+        return state_of(await service.record(rollout_id))
 
     @tool(read_only=True, idempotent=True)
-    async def get_messages(self, rollout_id: arguments.RolloutId) -> Messages:
+    async def get_messages(self, rollout_id: RolloutId) -> Messages:
         """OpenCode's own transcript, as far as it has got."""
-        desk = await _desk()
-        record, messages = await desk.messages(rollout_id)
+        service = await _service()
+        record, messages = await service.messages(rollout_id)
         return Messages(rollout_id=record.rollout_id, status=status_of(record), messages=messages)
 
     @tool(idempotent=True, destructive=True)
-    async def abort_rollout(self, rollout_id: arguments.RolloutId) -> RolloutState:
+    async def abort_rollout(self, rollout_id: RolloutId) -> RolloutState:
         """Stop a rollout: the model's answer is cut off at once. One that has ended stays as it is."""
-        desk = await _desk()
-        return state_of(await desk.abort(rollout_id))
+        service = await _service()
+        return state_of(await service.abort(rollout_id))
 
     @tool(idempotent=True)
-    async def finalize_rollout(
-        self, rollout_id: arguments.RolloutId, wait_s: arguments.EndWait = None
-    ) -> RolloutResult:
+    async def finalize_rollout(self, rollout_id: RolloutId, wait_s: EndWait = None) -> RolloutResult:
         """The result of a rollout, once it has ended. Asking again gives the same result."""
-        return await self._collect(await _desk(), rollout_id, LONGEST_CALL if wait_s is None else wait_s)
+        return await self._collect(await _service(), rollout_id, LONGEST_CALL_SECONDS if wait_s is None else wait_s)
 
     @tool(read_only=True, idempotent=True)
     async def subscribe_events(
         self,
-        rollout_id: arguments.RolloutId,
-        after: arguments.After = 0,
-        wait_s: arguments.EventWait = 20,
+        rollout_id: RolloutId,
+        after: After = 0,
+        wait_s: EventWait = 20,
     ) -> EventPage:
         """Events of a rollout, as soon as there are any. `url` has them as a stream."""
-        desk = await _desk()
-        rollout_id = (await desk.record(rollout_id)).rollout_id
-        events, done = await desk.events(rollout_id, after, wait_s)
+        service = await _service()
+        rollout_id = (await service.record(rollout_id)).rollout_id
+        events, done = await service.events(rollout_id, after, wait_s)
         last = events[-1]["seq"] if events else after
         return EventPage(events=events, next=last, done=done, url=f"/rollouts/{rollout_id}/events")
 
-    # -- the session's own count ------------------------------------------------------------------
+    # -- the session's own count ----------------------------------------------------------------
 
-    async def _collect(self, desk: Desk, rollout_id: str, seconds: float) -> RolloutResult:
-        record = await desk.wait(rollout_id, seconds)
+    async def _collect(self, service: OpenCodeRolloutService, rollout_id: str, seconds: float) -> RolloutResult:
+        record = await service.wait(rollout_id, seconds)
         if not record.finished:
             raise ToolFailure(
                 f"rollout {record.rollout_id} is {status_of(record)} (stage {record.stage}) after {seconds:g} s: "
                 "call finalize_rollout again, or abort_rollout"
             )
-        result = await desk.result(record)
+        result = await service.result(record)
         self._state.last_reward = result.reward
         self._state.last_task_id = result.task_id
         self._state.last_sandbox_id = result.sandbox_id
@@ -216,18 +265,18 @@ class OpenCodeEnvironment(ToolEnvironment):
         return observation
 
 
-async def _desk() -> Desk:
-    from paddock.envs.opencode.desk import desk_here
+async def _service() -> OpenCodeRolloutService:
+    from paddock.envs.opencode.rollout_service import get_service
 
     try:
-        return await desk_here()
+        return await get_service()
     except PaddockError as error:
         raise ToolFailure(f"no rollout can run here: {error.message} ({error.hint})") from error
 
 
-async def _start(**given: Any) -> tuple[Desk, RolloutRecord]:
+async def _start(**arguments: Any) -> tuple[OpenCodeRolloutService, RolloutRecord]:
     from paddock.envs.opencode.request import check_request
 
-    request = check_request(**given)
-    desk = await _desk()
-    return desk, await desk.start(request)
+    request = check_request(**arguments)
+    service = await _service()
+    return service, await service.start(request)

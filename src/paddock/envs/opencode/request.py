@@ -1,6 +1,6 @@
 """The arguments of a rollout, checked before anything starts.
 
-What is wrong is told as a tool error that names the argument and the way out of it.
+An argument that cannot be used is a tool error that names it and says how to correct it.
 """
 
 from __future__ import annotations
@@ -8,70 +8,46 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, get_args
 
+from paddock.config import HF_TOKEN
 from paddock.errors import ConfigError, InvalidToolArguments, TaskError
-from paddock.rollouts.models.address import parse_address
-from paddock.rollouts.models.variables import read_model_variables
-from paddock.rollouts.plan import Mode
-from paddock.rollouts.sandbox.base import WORKDIR
-from paddock.rollouts.task import Task, check_path
+from paddock.limits import Budget
+from paddock.models.endpoint import parse_model_url
+from paddock.rollouts.config import Mode, RunConfig
+from paddock.sandbox.base import WORKDIR
+from paddock.tasks.task import Task, check_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LONGEST_AGENT = 24 * 3600.0
-LARGEST_CAP = 1_000_000
-LONGEST_KEY = 200
+AGENT_SECONDS_LIMIT = 24 * 3600.0
+LARGEST_MAX_TOKENS = 1_000_000
+MAX_KEY_CHARACTERS = 200
 FORMS = "vllm://repo, hf-router://repo:provider, replay:FILE, local, or a URL"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelChoice:
-    """What `open_model` is to be asked for."""
-
-    spec: str
-    name: str | None = None
-    vllm_url: str | None = None
-    hf_token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
     task: Task
-    model: ModelChoice
-    mode: Mode = "transparent_proxy"
-    thinking: bool = False
-    max_tokens_cap: int = 4096
-    agent_timeout: float = 600.0
+    config: RunConfig
     idempotency_key: str | None = None
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return (self.model.hf_token,) if self.model.hf_token else ()
 
     @property
     def seconds(self) -> float:
         """The longest that it can take once it has begun, all its stages at their deadlines."""
-        limits = self.task.timeouts
-        return limits.install + 2 * limits.sandbox + limits.setup + self.agent_timeout + limits.verifier + MARGIN
+        limits, agent = self.task.timeouts, self.config.agent_timeout or 0.0
+        return limits.install + 2 * limits.sandbox + limits.setup + agent + limits.verifier + MARGIN_SECONDS
 
     @property
     def fingerprint(self) -> str:
         """Tells requests apart. The token is left out: a new one does not make another rollout."""
-        content = [
-            self.task.hash,
-            self.task.id,
-            self.model.spec,
-            self.model.name,
-            self.model.vllm_url,
-            self.mode,
-            self.thinking,
-            self.max_tokens_cap,
-            self.agent_timeout,
-        ]
+        config = self.config
+        model = [config.model, config.model_name, config.vllm_url]
+        limits = [config.budget.max_tokens_per_call, config.agent_timeout]
+        content = [self.task.hash, self.task.id, *model, config.mode, config.thinking, *limits]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     @property
@@ -82,7 +58,7 @@ class RolloutRequest:
         return "k" + hashlib.sha256(self.idempotency_key.encode("utf-8", "surrogatepass")).hexdigest()[:20]
 
 
-MARGIN = 60.0
+MARGIN_SECONDS = 60.0
 """Seconds for what no stage counts: connecting to the model, sealing the work folder, closing."""
 
 
@@ -103,35 +79,41 @@ def check_request(
     idempotency_key: str | None,
 ) -> RolloutRequest:
     """The request that the arguments make. Raises InvalidToolArguments."""
-    if not 1 <= max_tokens_cap <= LARGEST_CAP:
-        raise wrong("max_tokens_cap", f"is {max_tokens_cap}", f"give a number from 1 to {LARGEST_CAP}")
-    if not (math.isfinite(agent_timeout_s) and 0 < agent_timeout_s <= LONGEST_AGENT):
-        raise wrong("agent_timeout_s", f"is {agent_timeout_s:g}", f"give seconds above 0, up to {LONGEST_AGENT:g}")
+    if not 1 <= max_tokens_cap <= LARGEST_MAX_TOKENS:
+        raise wrong("max_tokens_cap", f"is {max_tokens_cap}", f"give a number from 1 to {LARGEST_MAX_TOKENS}")
+    if not (math.isfinite(agent_timeout_s) and 0 < agent_timeout_s <= AGENT_SECONDS_LIMIT):
+        raise wrong(
+            "agent_timeout_s", f"is {agent_timeout_s:g}", f"give seconds above 0, up to {AGENT_SECONDS_LIMIT:g}"
+        )
     modes: tuple[Mode, ...] = get_args(Mode)
-    chosen = next((known for known in modes if known == (mode or modes[0])), None)
+    chosen = next((each for each in modes if each == (mode or modes[0])), None)
     if chosen is None:
         raise wrong("mode", f"is {mode!r}", f"use {' or '.join(modes)}")
-    if idempotency_key is not None and len(idempotency_key) > LONGEST_KEY:
-        raise wrong("idempotency_key", f"has {len(idempotency_key)} characters", f"use up to {LONGEST_KEY}")
+    if idempotency_key is not None and len(idempotency_key) > MAX_KEY_CHARACTERS:
+        raise wrong("idempotency_key", f"has {len(idempotency_key)} characters", f"use up to {MAX_KEY_CHARACTERS}")
     return RolloutRequest(
-        task=_task(instruction, test_script, task_id, setup_shell, upload_files),
-        model=choose_model(model_key or "", vllm_url or None, hf_token or None),
-        mode=chosen,
-        thinking=bool(thinking),
-        max_tokens_cap=max_tokens_cap,
-        agent_timeout=float(agent_timeout_s),
-        idempotency_key=idempotency_key or None,
+        _task(instruction, test_script, task_id, setup_shell, upload_files),
+        RunConfig(
+            **choose_model(model_key or "", vllm_url or None, hf_token or None),
+            agent="opencode",
+            driver="serve",
+            mode=chosen,
+            thinking=bool(thinking),
+            budget=Budget(max_tokens_per_call=max_tokens_cap),
+            agent_timeout=float(agent_timeout_s),
+        ),
+        idempotency_key or None,
     )
 
 
-def choose_model(model_key: str, vllm_url: str | None, hf_token: str | None) -> ModelChoice:
-    """Which model is meant. Nothing is connected to yet."""
+def choose_model(model_key: str, vllm_url: str | None, hf_token: str | None) -> dict[str, Any]:
+    """The fields of `RunConfig` for a model. Nothing is connected to yet."""
     if vllm_url is not None:
         _check_url("vllm_url", vllm_url)
     if not model_key:
         if vllm_url is None:
             raise wrong("model_key", "is empty and there is no vllm_url", f"give one of them; model_key is {FORMS}")
-        return ModelChoice(vllm_url, hf_token=hf_token)
+        return {"model": vllm_url, "hf_token": hf_token}
     scheme, colon, rest = model_key.partition(":")
     if colon and not rest.strip("/"):
         raise wrong("model_key", f"is {model_key!r}, which names nothing", f"give {FORMS}")
@@ -139,33 +121,33 @@ def choose_model(model_key: str, vllm_url: str | None, hf_token: str | None) -> 
         _check_url("model_key", model_key)
         if vllm_url is not None and vllm_url.rstrip("/") != model_key.rstrip("/"):
             raise wrong("vllm_url", "and model_key are two different URLs", "leave one of them out")
-        return ModelChoice(model_key, hf_token=hf_token)
+        return {"model": model_key, "hf_token": hf_token}
     if model_key.startswith("vllm://"):
         if vllm_url is None:
             raise wrong("vllm_url", f"is missing, and {model_key!r} needs it", "give the server's URL")
-        return ModelChoice(model_key, vllm_url=vllm_url, hf_token=hf_token)
+        return {"model": model_key, "vllm_url": vllm_url, "hf_token": hf_token}
     if model_key.startswith("hf-router://"):
-        if hf_token is None and read_model_variables().hf_token is None:
+        if hf_token is None and HF_TOKEN.read() is None:
             raise wrong("hf_token", f"is missing, and {model_key!r} needs it", "give a token for the router")
-        return ModelChoice(model_key, hf_token=hf_token)
+        return {"model": model_key, "hf_token": hf_token}
     if colon and scheme == "replay":
         if not Path(rest).is_file():
             raise wrong("model_key", f"names {rest!r}, which is no file here", "replay:FILE is a file of the server")
-        return ModelChoice(model_key)
+        return {"model": model_key}
     if scheme == "local":
-        return ModelChoice(model_key)
+        return {"model": model_key}
     if vllm_url is None:
         raise wrong("model_key", f"is {model_key!r}, a model's name", f"add vllm_url, or give {FORMS}")
-    return ModelChoice(vllm_url, name=model_key, hf_token=hf_token)
+    return {"model": vllm_url, "model_name": model_key, "hf_token": hf_token}
 
 
 def wrong(argument: str, problem: str, fix: str) -> InvalidToolArguments:
     return InvalidToolArguments(f"{argument} {problem}: {fix}", argument=argument)
 
 
-def _check_url(argument: str, given: str) -> None:
+def _check_url(argument: str, url: str) -> None:
     try:
-        parse_address(given)
+        parse_model_url(url)
     except ConfigError as error:
         raise wrong(argument, f"cannot be used, {error.message}", str(error.hint)) from None
 

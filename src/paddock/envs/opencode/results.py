@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
-from paddock.rollouts.outcome import Outcome
+from paddock.store.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paddock.rollouts.record import RolloutRecord
-    from paddock.rollouts.trace import Call
+    from paddock.capture.trace import Call
+    from paddock.store.record import RolloutRecord
 
 TAIL = 8 * 1024
 """Characters kept of each log."""
@@ -135,46 +135,35 @@ def status_of(record: RolloutRecord) -> Status:
 
 def state_of(record: RolloutRecord) -> RolloutState:
     status = status_of(record)
-    return RolloutState(
-        rollout_id=record.rollout_id,
-        task_id=record.task_id,
-        status=status,
-        stage=record.stage,
-        outcome=record.outcome,
-        serve_session_id=record.agent_session,
-        proxy_turns_so_far=record.calls,
-        error=record.error,
-        started_at=None if status is Status.QUEUED else record.started_at,
-        finished_at=record.finished_at,
-    )
+    own = {
+        "status": status,
+        "serve_session_id": record.agent_session,
+        "proxy_turns_so_far": record.calls,
+        "started_at": None if status is Status.QUEUED else record.started_at,
+    }
+    return RolloutState(**{**_same_fields(RolloutState, record), **own})
 
 
 def result_of(record: RolloutRecord, calls: Iterable[Call]) -> RolloutResult:
-    return RolloutResult(
-        rollout_id=record.rollout_id,
-        task_id=record.task_id,
-        sandbox_id=record.sandbox_id,
-        status=status_of(record),
-        outcome=record.outcome,
-        reward=record.reward,
-        reward_reason=record.reward_reason,
-        exit_code=record.exit_code,
-        wall_s=record.wall_s,
-        mode=record.mode,
-        proxy_turns=turns_of(calls),
-        workdir_files=record.workdir_files,
-        agent_log_tail=record.agent_log[-TAIL:],
-        verifier_stdout=record.verifier_stdout[-TAIL:],
-        verifier_stderr=record.verifier_stderr[-TAIL:],
-        test_exit_code=record.test_exit_code,
-        error=record.error,
-        proxy_log_tail=record.proxy_log[-TAIL:],
-        install_log_tail=record.install_log[-TAIL:],
-    )
+    own = {
+        "status": status_of(record),
+        "proxy_turns": turns_of(calls),
+        "agent_log_tail": record.agent_log[-TAIL:],
+        "verifier_stdout": record.verifier_stdout[-TAIL:],
+        "verifier_stderr": record.verifier_stderr[-TAIL:],
+        "proxy_log_tail": record.proxy_log[-TAIL:],
+        "install_log_tail": record.install_log[-TAIL:],
+    }
+    return RolloutResult(**{**_same_fields(RolloutResult, record), **own})
+
+
+def _same_fields(model: type[BaseModel], record: RolloutRecord) -> dict[str, Any]:
+    """The fields of an answer that the record has under the same name."""
+    return {name: getattr(record, name) for name in model.model_fields if hasattr(record, name)}
 
 
 def turns_of(calls: Iterable[Call]) -> list[Turn]:
-    """In the order the calls began; a parent is told by its turn."""
+    """The calls as turns, in the order they began. A parent is named by the number of its turn."""
     ordered = sorted(calls, key=lambda call: call.index)
     numbers = {call.id: turn for turn, call in enumerate(ordered)}
     return [_turn(call, turn, numbers) for turn, call in enumerate(ordered)]
@@ -198,6 +187,6 @@ def _turn(call: Call, turn: int, numbers: dict[str, int]) -> Turn:
     )
 
 
-def _count(told: Any, ids: list[int]) -> int:
-    """What was counted here, or what the engine says where there is nothing to count."""
-    return len(ids) or (told if isinstance(told, int) else 0)
+def _count(reported: Any, ids: list[int]) -> int:
+    """The number of ids, or what the engine reports where there are none."""
+    return len(ids) or (reported if isinstance(reported, int) else 0)

@@ -1,7 +1,7 @@
-"""The program of an instance: one line in, one line out, then serve until the input ends or SIGTERM comes.
+"""The program of an instance: read one line, write one line, then serve until the input is closed or SIGTERM comes.
 
-Lines that follow on the input put faults in force: `{"faults": […]}`. Standard output carries the one line and
-nothing else; whatever the environment prints goes to standard error, with the log.
+Further input lines replace the injected faults: `{"faults": […]}`. Standard output carries the one answer line only;
+what the environment prints goes to standard error, with the log.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import orjson
 import uvicorn
 
 from paddock.errors import PaddockError
-from paddock.fleet.control.faults import FaultLayer, Faults
 from paddock.fleet.instance.app import InstanceApp
-from paddock.fleet.instance.hosted import FAILURES, HostedEnvironment
-from paddock.fleet.instance.order import Order, read_order
+from paddock.fleet.instance.environment import DATABASE_ERRORS, InstanceEnvironment, InstanceSpec, read_spec
+from paddock.fleet.plane.faults import FaultLayer, Faults
+from paddock.server.http_protocol import DeadlineProtocol
 from paddock.server.listening import bind, loop_factory, url_of
-from paddock.server.request_deadlines import DeadlineProtocol
 from paddock.server.run import DrainingServer
 
 if TYPE_CHECKING:
@@ -32,32 +31,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 logger = logging.getLogger("paddock.fleet.instance")
-CHUNK = 65536
-LAST_GRACE = 10.0
+READ_BYTES = 65536
+EXIT_GRACE_SECONDS = 10.0
 
 
-class Input:
-    """Standard input, line by line, without reading ahead of a line that somebody else waits for."""
+class InputLines:
+    """Standard input, line by line. Reads the file descriptor, so that nothing is buffered elsewhere."""
 
     def __init__(self) -> None:
-        self._seen = b""
+        self._buffer = b""
 
-    def line(self) -> bytes | None:
+    def read_line(self) -> bytes | None:
         """The next line; None at the end. Blocks."""
-        while b"\n" not in self._seen:
-            part = os.read(0, CHUNK)
+        while b"\n" not in self._buffer:
+            part = os.read(0, READ_BYTES)
             if not part:
                 return None
-            self._seen += part
-        line, _, self._seen = self._seen.partition(b"\n")
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
 
 class InstanceServer(DrainingServer):
-    """uvicorn, that says when it serves and takes the browser with it when it ends."""
+    """uvicorn that closes the browser when it shuts down."""
 
-    def __init__(self, config: uvicorn.Config, hosted: HostedEnvironment, app: InstanceApp) -> None:
-        super().__init__(config, hosted.service)
+    def __init__(self, config: uvicorn.Config, environment: InstanceEnvironment, app: InstanceApp) -> None:
+        super().__init__(config, environment.service)
         self._app = app
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -66,67 +65,70 @@ class InstanceServer(DrainingServer):
 
 
 def main() -> int:
-    say = _claim_output()
+    write_answer = _claim_output()
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
-    source = Input()
-    line = source.line()
+    lines = InputLines()
+    line = lines.read_line()
     if line is None:
         return 0
     try:
-        order = read_order(line)
-        hosted = HostedEnvironment(order)
-        listening = bind(order.host, 0)
+        spec = read_spec(line)
+        environment = InstanceEnvironment(spec)
+        listener = bind(spec.host, 0)
     except (PaddockError, OSError) as error:
-        return _failed(say, error)
+        return _fail(write_answer, error)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(serve(order, hosted, listening, source, say))
+        return runner.run(serve(spec, environment, listener, lines, write_answer))
 
 
 async def serve(
-    order: Order, hosted: HostedEnvironment, listening: socket.socket, source: Input, say: Callable[[Any], None]
+    spec: InstanceSpec,
+    environment: InstanceEnvironment,
+    listener: socket.socket,
+    lines: InputLines,
+    write_answer: Callable[[Any], None],
 ) -> int:
-    """Serve until the end; the code to exit with."""
-    app, faults = InstanceApp(order, hosted), Faults()
-    app.serves_at(url_of(listening, order.host))
-    server = InstanceServer(_config(FaultLayer(app, faults, f"/{order.instance_id}")), hosted, app)
+    """Serve until the end; the exit code."""
+    app, faults = InstanceApp(spec, environment), Faults()
+    app.set_origin(url_of(listener, spec.host))
+    server = InstanceServer(_config(FaultLayer(app, faults, f"/{spec.instance_id}")), environment, app)
     try:
-        await hosted.open()
-    except (PaddockError, *FAILURES) as error:
-        await hosted.service.stop()
-        return _failed(say, error)
-    serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+        await environment.open()
+    except (PaddockError, *DATABASE_ERRORS) as error:
+        await environment.service.stop()
+        return _fail(write_answer, error)
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0)
     if server.started:
-        say({"port": listening.getsockname()[1]})
-        _listen(source, faults)
+        write_answer({"port": listener.getsockname()[1]})
+        _follow_input(lines, faults)
     await serving
     return 0
 
 
-def _listen(source: Input, faults: Faults) -> None:
-    """Follow the input on a thread, which need not be ended: it is a daemon and only waits."""
+def _follow_input(lines: InputLines, faults: Faults) -> None:
+    """Read further lines on a daemon thread, and end the process when the input is closed."""
     loop = asyncio.get_running_loop()
 
     def follow() -> None:
-        while (line := source.line()) is not None:
-            loop.call_soon_threadsafe(_told, line, faults)
+        while (line := lines.read_line()) is not None:
+            loop.call_soon_threadsafe(_replace_faults, line, faults)
         os.kill(os.getpid(), signal.SIGTERM)
-        # The loop may be held up by the environment: nothing may outlive the plane.
-        time.sleep(LAST_GRACE)
+        # The environment may block the loop: exit anyway, because no instance may outlive its plane.
+        time.sleep(EXIT_GRACE_SECONDS)
         os._exit(1)
 
     threading.Thread(target=follow, name="input", daemon=True).start()
 
 
-def _told(line: bytes, faults: Faults) -> None:
+def _replace_faults(line: bytes, faults: Faults) -> None:
     try:
-        given = orjson.loads(line)
-        faults.replace(given["faults"])
+        faults.replace(orjson.loads(line)["faults"])
     except (ValueError, KeyError, TypeError) as error:
-        logger.error("a line on the input is of no use: %s", error)
+        logger.error("an input line holds no faults: %s", error)
 
 
 def _config(app: Any) -> uvicorn.Config:
@@ -150,20 +152,20 @@ def _config(app: Any) -> uvicorn.Config:
 
 
 def _claim_output() -> Callable[[Any], None]:
-    """Keep standard output for the protocol; what others print goes to standard error."""
-    kept = os.dup(1)
+    """Keep standard output for the answer line; what others print goes to standard error."""
+    output = os.dup(1)
     os.dup2(2, 1)
 
-    def say(document: Any) -> None:
-        os.write(kept, orjson.dumps(document) + b"\n")
+    def write_answer(document: Any) -> None:
+        os.write(output, orjson.dumps(document) + b"\n")
 
-    return say
+    return write_answer
 
 
-def _failed(say: Callable[[Any], None], error: Exception) -> int:
+def _fail(write_answer: Callable[[Any], None], error: Exception) -> int:
     logger.error("the instance cannot serve", exc_info=error)
     hint = getattr(error, "hint", None)
-    say({"error": f"{error} ({hint})" if hint else str(error)})
+    write_answer({"error": f"{error} ({hint})" if hint else str(error)})
     return 1
 
 

@@ -1,6 +1,6 @@
-"""A headless Chromium with one page, spoken to over the DevTools protocol.
+"""A headless Chromium with one page, controlled over the DevTools protocol.
 
-It is kept on this machine: names of other hosts lead nowhere. It ends with the process that started it.
+It reaches this machine only: other host names do not resolve. The kernel kills it when its parent process ends.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chro
 START_SECONDS = 20.0
 COMMAND_SECONDS = 15.0
 SETTLE_SECONDS = 3.0
-LOOK_EVERY = 0.02
+POLL_SECONDS = 0.02
 CLOSE_SECONDS = 2.0
-PARENT_DEATH_SIGNAL = 1
+PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None)
 
 
 def find_browser() -> str:
     """The program to start. Raises ToolFailure that says what to install."""
-    found = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
-    if found is None:
+    program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+    if program is None:
         raise ToolFailure(
             f"this machine has no browser: none of {', '.join(PROGRAMS)} is on the PATH",
             hint="install Chromium, for example with 'apt install chromium', and make a new instance",
         )
-    return found
+    return program
 
 
 class Browser:
-    """A running browser. Make it with `start`; whoever holds it must `close` it."""
+    """A running browser. Create it with `start`; its owner must `close` it."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
         self._process = process
         self._folder = folder
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._line: ClientConnection | None = None
+        self._connection: ClientConnection | None = None
         self._reader: asyncio.Task[None] | None = None
         self._origin = ""
         self._path = ""
@@ -111,8 +111,8 @@ class Browser:
 
     async def screenshot(self) -> str:
         """The page as a PNG in base64."""
-        taken = await self.command("Page.captureScreenshot", format="png")
-        data: str = taken["data"]
+        screenshot = await self.command("Page.captureScreenshot", format="png")
+        data: str = screenshot["data"]
         base64.b64decode(data[:64], validate=True)
         return data
 
@@ -121,24 +121,24 @@ class Browser:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SETTLE_SECONDS
         while loop.time() < deadline:
-            await asyncio.sleep(LOOK_EVERY)
-            # While one page gives way to the next, there is nothing to ask.
+            await asyncio.sleep(POLL_SECONDS)
+            # During a navigation there is no document to evaluate in.
             with suppress(ToolFailure):
-                asked = await self.command("Runtime.evaluate", expression="document.readyState")
-                if asked.get("result", {}).get("value") == "complete":
+                evaluation = await self.command("Runtime.evaluate", expression="document.readyState")
+                if evaluation.get("result", {}).get("value") == "complete":
                     return
 
     async def command(self, method: str, **params: Any) -> dict[str, Any]:
         """The result of a DevTools command. Raises ToolFailure."""
-        if self._line is None or not self.is_alive:
+        if self._connection is None or not self.is_alive:
             raise ToolFailure("the browser has ended")
         number = next(self._numbers)
-        answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answered
+        response: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = response
         try:
             async with asyncio.timeout(COMMAND_SECONDS):
-                await self._line.send(json.dumps({"id": number, "method": method, "params": params}))
-                message = await answered
+                await self._connection.send(json.dumps({"id": number, "method": method, "params": params}))
+                message = await response
         except TimeoutError:
             raise ToolFailure(f"the browser did not answer {method} within {COMMAND_SECONDS:g} s") from None
         except OSError as error:
@@ -152,10 +152,10 @@ class Browser:
 
     async def close(self) -> None:
         """End the browser with all its processes."""
-        if self._line is not None:
+        if self._connection is not None:
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
-                    await self._line.close()
+                    await self._connection.close()
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -175,17 +175,17 @@ class Browser:
         try:
             self._page = await self._first_page()
             address = f"ws://{self._origin}/devtools/page/{self._page}"
-            self._line = await connect(address, max_size=None, ping_interval=None, compression=None, proxy=None)
+            self._connection = await connect(address, max_size=None, ping_interval=None, compression=None, proxy=None)
         except WebSocketException as error:
             raise ConnectionError(f"it does not speak DevTools: {error}") from error
-        self._reader = asyncio.create_task(self._read(self._line))
+        self._reader = asyncio.create_task(self._read(self._connection))
         await self.command("Page.enable")
         await self.command(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
 
     async def _listening(self) -> tuple[str, str]:
-        """The port and path that the browser has written down."""
+        """The port and path that the browser wrote to its profile folder."""
         file = self._folder / "DevToolsActivePort"
         while True:
             if self._process.returncode is not None:
@@ -193,14 +193,14 @@ class Browser:
             lines = file.read_text().split() if file.exists() else []
             if len(lines) == 2:
                 return lines[0], lines[1]
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _first_page(self) -> str:
         from websockets.asyncio.client import connect
 
-        async with connect(f"ws://{self._origin}{self._path}", ping_interval=None, proxy=None) as line:
-            await line.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
-            while (message := json.loads(await line.recv())).get("id") != 1:
+        async with connect(f"ws://{self._origin}{self._path}", ping_interval=None, proxy=None) as connection:
+            await connection.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
+            while (message := json.loads(await connection.recv())).get("id") != 1:
                 pass
         pages = [target["targetId"] for target in message["result"]["targetInfos"] if target["type"] == "page"]
         if not pages:
@@ -208,15 +208,15 @@ class Browser:
         page: str = pages[0]
         return page
 
-    async def _read(self, line: ClientConnection) -> None:
-        async for text in line:
+    async def _read(self, connection: ClientConnection) -> None:
+        async for text in connection:
             message = json.loads(text)
-            answered = self._waiting.get(message.get("id", 0))
-            if answered is not None and not answered.done():
-                answered.set_result(message)
-        for answered in self._waiting.values():
-            if not answered.done():
-                answered.set_exception(ConnectionResetError("the connection was closed"))
+            response = self._waiting.get(message.get("id", 0))
+            if response is not None and not response.done():
+                response.set_result(message)
+        for response in self._waiting.values():
+            if not response.done():
+                response.set_exception(ConnectionResetError("the connection was closed"))
 
 
 def _flags(folder: Path, width: int, height: int) -> list[str]:
@@ -245,4 +245,4 @@ def _flags(folder: Path, width: int, height: int) -> list[str]:
 
 
 def _end_with_parent() -> None:
-    _libc.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,10 +1,9 @@
 """MCP of an instance: streamable HTTP with JSON answers and without sessions.
 
-Every call acts on the one environment, whoever sends it, with `initialize` or without. Who may come here is decided
-before (`paddock.fleet.instance.app`).
+Every call acts on the one environment, with or without `initialize`. `paddock.fleet.instance.app` has checked access.
 
-A call may carry `_meta["paddock/idempotency-key"]`: one that comes again under the same key gets the answer of the
-first, and nothing is done twice.
+A call may carry `_meta["paddock/idempotency-key"]`: a repeated call with the same key gets the response of the first,
+and the tool runs once.
 """
 
 from __future__ import annotations
@@ -17,86 +16,87 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect
 
+from paddock.client.mcp.client import IDEMPOTENCY, IDEMPOTENCY_KEY
 from paddock.errors import PaddockError
 from paddock.protocol import jsonrpc, mcp
-from paddock.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Call, RpcError
+from paddock.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, RpcCall, RpcError
 from paddock.server import rpc
 from paddock.server.http import JSONBytes, read_body
 
 if TYPE_CHECKING:
-    from paddock.fleet.instance.hosted import HostedEnvironment
-    from paddock.fleet.instance.screen import Screen
+    from paddock.fleet.instance.computer import Computer
+    from paddock.fleet.instance.environment import InstanceEnvironment
     from paddock.sessions.session import Session
 
-IDEMPOTENCY = "paddock/idempotency"
-IDEMPOTENCY_KEY = "paddock/idempotency-key"
-KEPT_SECONDS = 600.0
-MOST_KEPT = 4096
-LONGEST_KEY = 512
-MOST_BODY = 16 * 1024 * 1024
+KEEP_SECONDS = 600.0
+MAX_KEPT_CALLS = 4096
+MAX_KEY_CHARS = 512
+MAX_BODY_BYTES = 16 * 1024 * 1024
 HANDSHAKE = frozenset(("initialize", "ping"))
 
 
 class InstanceCaller:
-    """Every call means the one session of the instance."""
+    """An RPC caller whose session is always the instance's."""
 
-    left = None
+    disconnect_wait = None
     speaks_mcp = True
-    is_gone = False
+    is_disconnected = False
 
-    def __init__(self, hosted: HostedEnvironment) -> None:
-        self._hosted = hosted
+    def __init__(self, environment: InstanceEnvironment) -> None:
+        self._environment = environment
 
     def owns(self, token: str) -> bool:
         return False
 
     def session(self, params: dict[str, Any]) -> AbstractAsyncContextManager[Session]:
-        return nullcontext(self._hosted.session)
+        return nullcontext(self._environment.session)
 
-    def known_session(self, params: dict[str, Any]) -> Session:
-        return self._hosted.session
+    def find_session(self, params: dict[str, Any]) -> Session:
+        return self._environment.session
 
     async def initialize(self) -> None:
-        """There is nothing to open."""
+        """The session is open already."""
 
-    async def create(self) -> str:
-        return self._hosted.session.id
+    async def create_session(self) -> str:
+        return self._environment.session.id
 
 
-class McpEndpoint:
-    """The ASGI application of one MCP path. `screen` adds the `computer` tool."""
+class InstanceMcp:
+    """The ASGI application of one MCP path. `computer` adds that tool."""
 
-    def __init__(self, hosted: HostedEnvironment, answers: KeptAnswers, screen: Screen | None = None) -> None:
-        self._hosted = hosted
-        self._answers = answers
-        self._screen = screen
-        self._caller = InstanceCaller(hosted)
+    def __init__(
+        self, environment: InstanceEnvironment, calls: IdempotentCalls, computer: Computer | None = None
+    ) -> None:
+        self._environment = environment
+        self._calls = calls
+        self._computer = computer
+        self._caller = InstanceCaller(environment)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        answer = await self._answer(scope, receive)
-        await answer(scope, receive, send)
+        response = await self._handle(scope, receive)
+        await response(scope, receive, send)
 
-    async def _answer(self, scope: Any, receive: Any) -> JSONBytes:
+    async def _handle(self, scope: Any, receive: Any) -> JSONBytes:
         if scope["method"] != "POST":
             return JSONBytes({"detail": "Method Not Allowed"}, 405, {"allow": "POST"})
         try:
-            calls = jsonrpc.parse(await read_body(receive, MOST_BODY))
+            calls = jsonrpc.parse(await read_body(receive, MAX_BODY_BYTES))
         except RpcError as error:
             return JSONBytes(jsonrpc.failure(error))
         except PaddockError as error:
             return JSONBytes(jsonrpc.failure(error), error.http_status)
         except ClientDisconnect:
-            return JSONBytes({"detail": "the request broke off"}, 400)
-        if isinstance(calls, Call):
+            return JSONBytes({"detail": "the request body is incomplete"}, 400)
+        if isinstance(calls, RpcCall):
             response = await self.respond(calls)
-            return JSONBytes(b"", 202) if response is None else _written(response)
-        answers = [
+            return JSONBytes(b"", 202) if response is None else _encode(response)
+        responses = [
             jsonrpc.failure(call) if isinstance(call, RpcError) else await self.respond(call) for call in calls
         ]
-        told = [answer for answer in answers if answer is not None]
-        return _written(told) if told else JSONBytes(b"", 202)
+        batch = [response for response in responses if response is not None]
+        return _encode(batch) if batch else JSONBytes(b"", 202)
 
-    async def respond(self, call: Call) -> dict[str, Any] | None:
+    async def respond(self, call: RpcCall) -> dict[str, Any] | None:
         """The response to one call; None for a notification. Never raises a PaddockError."""
         if call.is_notification or call.method.startswith("notifications/"):
             return None
@@ -104,103 +104,103 @@ class McpEndpoint:
             if call.method == "tools/call":
                 return await self._call_tool(call)
             if call.method == "tools/list":
-                return self._with_screen(await self._pass_on(call))
+                return self._add_computer(await self._dispatch(call))
             if call.method in HANDSHAKE:
-                return _introduced(await self._pass_on(call))
+                return _announce_idempotency(await self._dispatch(call))
             if call.method == "server/discover":
-                # Nothing is kept between requests, so the revision without `initialize` is offered to everybody.
-                return jsonrpc.result(mcp.discovery(rpc.server_info(self._hosted.service), {}), call.id)
+                # The endpoint is stateless, so it offers the protocol revision without `initialize` to every client.
+                return jsonrpc.result(mcp.discovery(rpc.server_info(self._environment.service), {}), call.id)
         except PaddockError as error:
             return jsonrpc.failure(error, call.id)
         return jsonrpc.failure(RpcError(METHOD_NOT_FOUND, f"Method not found: {call.method}"), call.id)
 
-    async def _pass_on(self, call: Call) -> dict[str, Any]:
-        response = await rpc.respond(self._hosted.service, self._caller, call)
+    async def _dispatch(self, call: RpcCall) -> dict[str, Any]:
+        response = await rpc.respond(self._environment.service, self._caller, call)
         assert response is not None
         return response
 
-    async def _call_tool(self, call: Call) -> dict[str, Any]:
+    async def _call_tool(self, call: RpcCall) -> dict[str, Any]:
         name, arguments = call.params.get("name"), call.params.get("arguments")
         if not isinstance(name, str) or not name or not isinstance(arguments, (dict, type(None))):
             raise RpcError(INVALID_PARAMS, "Invalid params: name is a string, arguments an object")
         meta = call.params.get("_meta")
         key = meta.get(IDEMPOTENCY_KEY) if isinstance(meta, dict) else None
         if key is None:
-            return await self._carry_out(call)
-        if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
-            raise RpcError(INVALID_PARAMS, f"{IDEMPOTENCY_KEY} is a string of at most {LONGEST_KEY} characters")
-        response = await self._answers.once(key, (name, arguments or {}), lambda: self._carry_out(call))
+            return await self._run_tool(call)
+        if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS:
+            raise RpcError(INVALID_PARAMS, f"{IDEMPOTENCY_KEY} is a string of at most {MAX_KEY_CHARS} characters")
+        response = await self._calls.run_once(key, (name, arguments or {}), lambda: self._run_tool(call))
         return {**response, "id": call.id}
 
-    async def _carry_out(self, call: Call) -> dict[str, Any]:
-        if self._screen is not None and call.params["name"] == self._screen.tool.name:
-            return jsonrpc.result(await self._screen.call(call.params.get("arguments") or {}), call.id)
-        async with self._hosted.turn:
-            response = await self._pass_on(call)
+    async def _run_tool(self, call: RpcCall) -> dict[str, Any]:
+        if self._computer is not None and call.params["name"] == self._computer.tool.name:
+            return jsonrpc.result(await self._computer.call(call.params.get("arguments") or {}), call.id)
+        async with self._environment.lock:
+            response = await self._dispatch(call)
         error = response.get("error")
         if error is not None and error["code"] == INVALID_PARAMS:
-            # An unknown tool or a wrong argument is the agent's mistake: it is meant to read about it.
+            # An unknown tool or a wrong argument is the agent's mistake: the agent gets the message as a tool result.
             return jsonrpc.result(mcp.tool_failure(error["message"]), call.id)
         return response
 
-    def _with_screen(self, response: dict[str, Any]) -> dict[str, Any]:
-        if self._screen is None or "result" not in response:
+    def _add_computer(self, response: dict[str, Any]) -> dict[str, Any]:
+        if self._computer is None or "result" not in response:
             return response
         result = response["result"]
-        return {**response, "result": {**result, "tools": [*result["tools"], mcp.tool_listing(self._screen.tool)]}}
+        return {**response, "result": {**result, "tools": [*result["tools"], mcp.tool_listing(self._computer.tool)]}}
 
 
-def _introduced(response: dict[str, Any]) -> dict[str, Any]:
-    """Let clients know that they may repeat a call."""
+def _announce_idempotency(response: dict[str, Any]) -> dict[str, Any]:
+    """Tell clients that a call with a key may be repeated."""
     capabilities = response.get("result", {}).get("capabilities")
     if capabilities is not None:
         capabilities["experimental"] = {IDEMPOTENCY: {}}
     return response
 
 
-def _written(response: Any) -> JSONBytes:
+def _encode(response: Any) -> JSONBytes:
     error = response.get("error") if isinstance(response, dict) else None
     status = 400 if error and error["code"] == mcp.UNSUPPORTED_VERSION else 200
     try:
         return JSONBytes(response, status)
-    except PaddockError as failed:
-        return JSONBytes(jsonrpc.failure(failed, response.get("id") if isinstance(response, dict) else None))
+    except PaddockError as refusal:
+        return JSONBytes(jsonrpc.failure(refusal, response.get("id") if isinstance(response, dict) else None))
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptCall:
     request: Any
-    answer: asyncio.Task[dict[str, Any]]
-    began: float
+    response: asyncio.Task[dict[str, Any]]
+    started_at: float
 
 
-class KeptAnswers:
-    """The answers of calls that came under a key."""
+class IdempotentCalls:
+    """Tool calls with an idempotency key, and their responses."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _KeptCall] = {}
 
-    async def once(self, key: str, request: Any, carry_out: Any) -> dict[str, Any]:
-        """The answer of the call that first came under `key`; it goes on when its caller leaves.
+    async def run_once(self, key: str, request: Any, run: Any) -> dict[str, Any]:
+        """The response of the first call with `key`; that call goes on when its caller disconnects.
 
-        Raises RpcError if the key was used for something else.
+        Raises RpcError if the key was used for another call.
         """
-        known = self._kept.get(key)
-        if known is None:
-            self._make_room()
-            known = self._kept[key] = _Kept(request, asyncio.ensure_future(carry_out()), time.monotonic())
-        elif known.request != request:
+        call = self._kept.get(key)
+        if call is None:
+            self._evict()
+            call = self._kept[key] = _KeptCall(request, asyncio.ensure_future(run()), time.monotonic())
+        elif call.request != request:
             raise RpcError(INVALID_PARAMS, f"the {IDEMPOTENCY_KEY} was used for another call: send a new one")
-        response = await asyncio.shield(known.answer)
+        response = await asyncio.shield(call.response)
         if response.get("error", {}).get("code") == INVALID_REQUEST:
-            # It was refused before anything was done, so it may be tried again.
+            # It was refused before the tool ran, so the key may be used again.
             self._kept.pop(key, None)
         return response
 
-    def _make_room(self) -> None:
-        """Forget the oldest, once they are old enough or too many."""
+    def _evict(self) -> None:
+        """Drop expired calls, and the oldest ones when there are too many."""
         now = time.monotonic()
-        for key, kept in list(self._kept.items()):
-            if now - kept.began < KEPT_SECONDS and len(self._kept) < MOST_KEPT:
+        for key, call in list(self._kept.items()):
+            if now - call.started_at < KEEP_SECONDS and len(self._kept) < MAX_KEPT_CALLS:
                 return
             del self._kept[key]

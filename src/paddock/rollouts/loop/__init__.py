@@ -1,31 +1,16 @@
-"""An agent of our own: a model that is given tools, in this process, with every token captured.
+"""An agent of our own: a model that is offered tools, in this process, with every token captured.
 
-    scene      where a rollout takes place: opened, scored, closed      (`scene`)
+    session    where the loop works: opened, scored, closed             (`session`)
     tools      what the model may call there                            (`tools`)
-    loop       ask the model, do what it calls for, tell it, again      (`agent`)
-    rollout    a loop in a scene, from its start to one outcome         (`rollout`, `batch`)
+    loop       ask the model, carry out its calls, report, again        (`agent`)
+    scene      the loop in a session, as a rollout runs it              (`scene`)
 
 Nothing here knows where tools come from; `environment` has those of Paddock and OpenEnv servers.
 """
 
 from __future__ import annotations
 
-from paddock.rollouts.loop.agent import Loop, LoopAgent, LoopEnd, LoopLimits
-from paddock.rollouts.loop.batch import LoopBatch
-from paddock.rollouts.loop.plan import LoopPlan
-from paddock.rollouts.loop.rollout import LoopRollout
-from paddock.rollouts.loop.scene import Scene
-from paddock.rollouts.loop.tools import ToolResult, Tools
+from paddock.rollouts.loop.agent import LoopAgent, LoopEnd, LoopLimits, ToolLoop
+from paddock.rollouts.loop.session import ToolResult, Tools, ToolSession, ToolSessions
 
-__all__ = [
-    "Loop",
-    "LoopAgent",
-    "LoopBatch",
-    "LoopEnd",
-    "LoopLimits",
-    "LoopPlan",
-    "LoopRollout",
-    "Scene",
-    "ToolResult",
-    "Tools",
-]
+__all__ = ["LoopAgent", "LoopEnd", "LoopLimits", "ToolLoop", "ToolResult", "ToolSession", "ToolSessions", "Tools"]

@@ -1,6 +1,7 @@
-"""One chat completion over HTTP, streamed, put together. Knows neither tools nor who answers.
+"""One streamed chat completion over HTTP, assembled. Knows neither tools nor who answers.
 
-The endpoint is the rollout's own `Capture`: it retries, keeps every token, and tells when the budget is spent.
+The endpoint is the rollout's own `Capture`: it retries, keeps every token, and ends the conversation when the budget
+is spent.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import orjson
 
+from paddock.capture.completion import Completion
+from paddock.capture.errors import CONTEXT_CODE, read_error
 from paddock.errors import ModelError
-from paddock.rollouts.capture.answer import Answer
-from paddock.rollouts.capture.refusals import CONTEXT_CODE, read_error
-from paddock.rollouts.capture.sse import DONE, EventReader
+from paddock.protocol.sse import DONE, EventReader
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 MODEL = "policy"
 """The capture puts the endpoint's own name in its place."""
 TRIES = 2
-"""A stream that broke off in the middle is asked for once more; everything else was retried by the capture."""
+"""A stream that broke off is requested once more; every other failure was retried by the capture."""
 
 
 class ContextFull(ModelError):
@@ -30,7 +31,7 @@ class ContextFull(ModelError):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ChatReply:
     """What the model answered."""
 
     message: dict[str, Any]
@@ -41,7 +42,7 @@ class Said:
         return list(self.message.get("tool_calls") or ())
 
 
-class Chat:
+class ChatClient:
     """The way to one endpoint. Use it as `async with`."""
 
     def __init__(self, base_url: str, api_key: str) -> None:
@@ -60,7 +61,9 @@ class Chat:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], max_tokens: int) -> Said:
+    async def complete(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], max_tokens: int
+    ) -> ChatReply:
         """The answer to a conversation. Raises ContextFull, or ModelError when there is none."""
         body: dict[str, Any] = {"model": MODEL, "messages": messages, "stream": True, "max_tokens": max_tokens}
         if tools:
@@ -68,46 +71,46 @@ class Chat:
         payload = orjson.dumps(body)
         for last in (*(False for _ in range(TRIES - 1)), True):
             try:
-                return await self._ask(payload)
-            except _BrokenOff:
+                return await self._complete_once(payload)
+            except _StreamBroken:
                 if last:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    async def _ask(self, payload: bytes) -> Said:
-        assert self._session is not None, "use `async with Chat(...)`"
-        answer, reader = Answer(strip=False), EventReader()
+    async def _complete_once(self, payload: bytes) -> ChatReply:
+        assert self._session is not None, "use `async with ChatClient(...)`"
+        completion, reader = Completion(strip=False), EventReader()
         try:
             async with self._session.post(self._url, data=payload) as response:
                 if response.status != 200:
-                    raise refused(await response.read())
+                    raise read_failure(await response.read())
                 async for piece in response.content.iter_any():
-                    for data in reader.feed(piece):
-                        if data != DONE:
-                            take(answer, data)
+                    for event in reader.feed(piece):
+                        if event.data != DONE:
+                            read_chunk(completion, event.data)
         except aiohttp.ClientError as error:
-            raise _BrokenOff(f"the answer broke off: {type(error).__name__}") from error
-        if answer.finish_reason is None:
-            raise _BrokenOff("the answer ended in its middle")
-        return Said(answer.message, answer.finish_reason)
+            raise _StreamBroken(f"the answer broke off: {type(error).__name__}") from error
+        if completion.finish_reason is None:
+            raise _StreamBroken("the answer ended in its middle")
+        return ChatReply(completion.message, completion.finish_reason)
 
 
-class _BrokenOff(ModelError):
+class _StreamBroken(ModelError):
     """Some of an answer came, and then no more."""
 
 
-def take(answer: Answer, data: bytes) -> None:
+def read_chunk(completion: Completion, data: bytes) -> None:
     try:
         chunk = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise _BrokenOff(f"the stream holds something that is not JSON: {error}") from error
+        raise _StreamBroken(f"the stream holds something that is not JSON: {error}") from error
     if chunk.get("error"):
-        failure = refused(data)
-        raise failure if isinstance(failure, ContextFull) else _BrokenOff(failure.message)
-    answer.take(chunk)
+        failure = read_failure(data)
+        raise failure if isinstance(failure, ContextFull) else _StreamBroken(failure.message)
+    completion.read(chunk)
 
 
-def refused(body: bytes) -> ModelError:
-    told = read_error(body)
-    kind = ContextFull if told["code"] == CONTEXT_CODE else ModelError
-    return kind(told["message"])
+def read_failure(body: bytes) -> ModelError:
+    error = read_error(body)
+    kind = ContextFull if error["code"] == CONTEXT_CODE else ModelError
+    return kind(error["message"])

@@ -1,14 +1,19 @@
-"""A program: `python host.py LOADER SESSIONS_PER_PROCESS CONTROL`, the last the number of a descriptor.
+"""The fork server: `python host.py LOADER SESSIONS_PER_PROCESS CONTROL_FD`.
 
-LOADER is a file with `load(place)`; `place` comes first over the control socket, as a length and bytes. What it
-returns has `describe()`, a JSON object told at the start, and `open()`, which makes a session. A session has
-`close()` and either `ask(kind, data)`, which returns bytes, or `take(number, kind, data, respond)`, which calls
-`respond` later, on any thread. An error called `Refused` means that a request was wrong and nothing was done.
+Runs under any interpreter, so it imports the standard library only and knows nothing of environments.
 
-On the control socket `+NUMBER` brings the socket of a new session, `kNUMBER` asks to end the process of a session. A
-frame on a session's socket is a HEADER (length, number, kind) and its data. The kind of an answer is `opened`, `ok`,
-`refused` or `failed`. When a child process ends, `died` with its wait status is the last frame of each of its
-sessions, also behind a frame that broke off. When the control socket ends, so does everything.
+LOADER is a file with `load(target)`. The server sends `target` first over the control socket, as a length and bytes.
+`load` returns an object with `describe()`, a JSON object for the greeting line, and `open()`, which makes a session.
+A session has `close()` and either `handle(kind, data)`, which returns bytes, or
+`handle_async(number, kind, data, respond)`, which calls `respond` later, on any thread. An exception whose class is
+called `Refused` means that the request was wrong and nothing was executed.
+
+Commands on the control socket: `+NUMBER` passes the socket of a new session (SCM_RIGHTS), `kNUMBER` kills the process
+of a session. When the control socket is closed, everything ends.
+
+A frame on a session's socket is a HEADER (length, number, kind) and its data. The kind of a response is `opened`,
+`ok`, `refused` or `failed`. When a child process ends, the last frame of each of its sessions is `died` with the wait
+status. It may follow a frame that is incomplete.
 
 With SESSIONS_PER_PROCESS 0 nothing is forked, and all sessions live in this process.
 """
@@ -29,38 +34,38 @@ from contextlib import suppress
 from typing import Any
 
 HEADER = struct.Struct("!II8s")
-ORDER = struct.Struct("!cI")
+COMMAND = struct.Struct("!cI")
 NUMBER = struct.Struct("!I")
 STATUS = struct.Struct("!i")
 DIED = b"died"
 OPENED = b"opened"
-PARTING_SECONDS = 2.0
-PIECE = 1 << 16
+SHUTDOWN_SECONDS = 2.0
+READ_BYTES = 1 << 16
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    loader, per_process, descriptor = sys.argv[1:4]
+    loader, sessions_per_process, descriptor = sys.argv[1:4]
     control = socket.socket(fileno=int(descriptor))
     control.set_inheritable(False)
     sys.path[0] = os.getcwd()
     for number in (signal.SIGINT, signal.SIGTERM):
-        # A terminal or a service manager signals the whole group; the server says when it is over.
-        # A function, because what an environment starts would inherit SIG_IGN.
+        # A terminal or a service manager signals the whole group; the server decides when this process ends.
+        # A function, because processes that an environment starts would inherit SIG_IGN.
         signal.signal(number, lambda *_: None)
     try:
-        (size,) = NUMBER.unpack(_exactly(control, NUMBER.size))
-        hosted = load(loader).load(_exactly(control, size).decode())
-        greeting: dict[str, Any] = {"about": hosted.describe()}
+        (size,) = NUMBER.unpack(receive_exactly(control, NUMBER.size))
+        loaded = load(loader).load(receive_exactly(control, size).decode())
+        greeting: dict[str, Any] = {"description": loaded.describe()}
     except BaseException as error:
         greeting = {"error": f"{type(error).__name__}: {error}", "hint": getattr(error, "hint", None)}
         control.sendall(json.dumps(greeting).encode() + b"\n")
         sys.exit(1)
     control.sendall(json.dumps(greeting).encode() + b"\n")
-    if int(per_process):
-        ForkServer(hosted, control, int(per_process)).run()
+    if int(sessions_per_process):
+        ForkServer(loaded, control, int(sessions_per_process)).run()
     else:
-        run_sessions(hosted, control, ORDER)
+        run_sessions(loaded, control, COMMAND)
     os._exit(0)
 
 
@@ -73,17 +78,19 @@ def load(path: str) -> Any:
     return module
 
 
-def _exactly(control: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = control.recv(size - len(data))
+def receive_exactly(connection: socket.socket, size: int) -> bytes:
+    """Raises EOFError if the connection ends before."""
+    parts = []
+    while size:
+        piece = connection.recv(min(size, 1 << 20))
         if not piece:
-            raise EOFError("the server is gone")
-        data += piece
-    return data
+            raise EOFError("its connection broke off")
+        parts.append(piece)
+        size -= len(piece)
+    return b"".join(parts)
 
 
-# -- the process that forks ---------------------------------------------------------------------------
+# -- the fork server ---------------------------------------------------------------------------
 
 
 class Child:
@@ -91,115 +98,115 @@ class Child:
         self.pid = pid
         self.control = control
         self.sessions: dict[int, socket.socket] = {}
-        """Our own copy of each session's socket: it can be told how the child ended."""
+        """Our own copy of each session's socket, to report how the child ended."""
         self.hung: set[int] = set()
-        self.is_leaving = False
+        self.is_retired = False
 
 
 class ForkServer:
     """Forks children and reports how they ended. It has one thread and runs no code of an environment."""
 
-    def __init__(self, hosted: Any, control: socket.socket, per_process: int) -> None:
-        self.hosted = hosted
+    def __init__(self, loaded: Any, control: socket.socket, sessions_per_process: int) -> None:
+        self.loaded = loaded
         self.control = control
-        self.per_process = per_process
+        self.sessions_per_process = sessions_per_process
         self.children: dict[int, Child] = {}
         self.selector = selectors.DefaultSelector()
-        self.woken, self.wake = os.pipe()
-        # Found before the fork, for a child must not load a library.
+        self.wakeup_read, self.wakeup_write = os.pipe()
+        # Loaded before the fork: a forked child must not load a library.
         self.libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def run(self) -> None:
-        for end in (self.woken, self.wake):
+        for end in (self.wakeup_read, self.wakeup_write):
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self.wakeup_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.selector.register(self.control, selectors.EVENT_READ, None)
-        self.selector.register(self.woken, selectors.EVENT_READ, None)
+        self.selector.register(self.wakeup_read, selectors.EVENT_READ, None)
         while True:
             for key, _ in self.selector.select():
                 if key.fileobj is self.control:
-                    if not self.obey():
-                        self.leave()
+                    if not self.read_command():
+                        self.shut_down()
                         return
-                elif key.fileobj == self.woken:
+                elif key.fileobj == self.wakeup_read:
                     self.reap()
                 elif key.data is None:
-                    self.part(key.fileobj)
+                    self.drain(key.fileobj)
                 elif key.data.pid in self.children:
-                    self.hear(key.data)
+                    self.read_child_message(key.data)
 
-    def obey(self) -> bool:
-        """Carry out one order of the server. False if it is gone."""
+    def read_command(self) -> bool:
+        """Execute one command of the server. False if the control socket is closed."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self.control, ORDER.size, 1)
+            data, descriptors, _, _ = socket.recv_fds(self.control, COMMAND.size, 1)
         except OSError:
             return False
-        if len(data) < ORDER.size:
+        if len(data) < COMMAND.size:
             return False
-        order, number = ORDER.unpack(data)
-        if order == b"k":
+        command, number = COMMAND.unpack(data)
+        if command == b"k":
             self.kill(number)
         elif descriptors:
-            self.place(number, socket.socket(fileno=descriptors[0]))
+            self.assign(number, socket.socket(fileno=descriptors[0]))
         return True
 
-    def place(self, number: int, link: socket.socket) -> None:
-        """Give a session to a child that has room for it, or to a new one."""
-        room = (
+    def assign(self, number: int, channel: socket.socket) -> None:
+        """Pass a session's socket to a child that has room for it, or to a new child."""
+        candidates = (
             c
             for c in self.children.values()
-            if len(c.sessions) < self.per_process and not c.is_leaving and not c.hung
+            if len(c.sessions) < self.sessions_per_process and not c.is_retired and not c.hung
         )
         try:
-            child = next(room, None) or self.fork()
-            socket.send_fds(child.control, [NUMBER.pack(number)], [link.fileno()])
+            child = next(candidates, None) or self.fork()
+            socket.send_fds(child.control, [NUMBER.pack(number)], [channel.fileno()])
         except OSError as error:
             print(f"no process for a session: {error}", file=sys.stderr, flush=True)
-            link.close()
+            channel.close()
             return
-        child.sessions[number] = link
+        child.sessions[number] = channel
 
     def fork(self) -> Child:
-        near, far = socket.socketpair()
+        parent_end, child_end = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
         try:
             pid = os.fork()
         except OSError:
-            near.close()
-            far.close()
+            parent_end.close()
+            child_end.close()
             raise
         if pid == 0:
-            self.be_child(near, far)
-        far.close()
-        child = self.children[pid] = Child(pid, near)
-        self.selector.register(near, selectors.EVENT_READ, child)
+            self.run_child(parent_end, child_end)
+        child_end.close()
+        child = self.children[pid] = Child(pid, parent_end)
+        self.selector.register(parent_end, selectors.EVENT_READ, child)
         return child
 
-    def be_child(self, near: socket.socket, far: socket.socket) -> None:
+    def run_child(self, parent_end: socket.socket, child_end: socket.socket) -> None:
         try:
             os.setpgid(0, 0)
             if self.libc is not None:
                 self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            near.close()
+            parent_end.close()
             self.control.close()
-            opened = [key.fileobj for key in self.selector.get_map().values()]
+            sockets = [key.fileobj for key in self.selector.get_map().values()]
             self.selector.close()
-            os.close(self.woken)
-            os.close(self.wake)
-            for other in self.children.values():
-                other.control.close()
-                for link in other.sessions.values():
-                    link.close()
-            for each in opened:
-                if isinstance(each, socket.socket):
-                    each.close()
-            if hasattr(self.hosted, "after_fork"):
-                self.hosted.after_fork()
-            run_sessions(self.hosted, far, NUMBER)
+            os.close(self.wakeup_read)
+            os.close(self.wakeup_write)
+            for sibling in self.children.values():
+                sibling.control.close()
+                for channel in sibling.sessions.values():
+                    channel.close()
+            for inherited in sockets:
+                if isinstance(inherited, socket.socket):
+                    inherited.close()
+            if hasattr(self.loaded, "after_fork"):
+                self.loaded.after_fork()
+            run_sessions(self.loaded, child_end, NUMBER)
         except BaseException as error:
             print(f"a process for sessions failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
@@ -208,28 +215,28 @@ class ForkServer:
             sys.stderr.flush()
             os._exit(0)
 
-    def hear(self, child: Child) -> None:
-        """A session of a child has ended, or the child is about to."""
+    def read_child_message(self, child: Child) -> None:
+        """A child reports the end of a session, or closes its control socket."""
         try:
             data = child.control.recv(NUMBER.size)
         except OSError:
             data = b""
         if len(data) < NUMBER.size:
-            self.dismiss(child)
+            self.retire(child)
             return
         (number,) = NUMBER.unpack(data)
-        link = child.sessions.pop(number, None)
-        if link is not None:
-            link.close()
+        channel = child.sessions.pop(number, None)
+        if channel is not None:
+            channel.close()
         child.hung.discard(number)
         if not child.sessions:
-            self.dismiss(child)
+            self.retire(child)
         elif child.hung.issuperset(child.sessions):
-            end_group(child.pid)
+            kill_group(child.pid)
 
-    def dismiss(self, child: Child) -> None:
-        if not child.is_leaving:
-            child.is_leaving = True
+    def retire(self, child: Child) -> None:
+        if not child.is_retired:
+            child.is_retired = True
             self.selector.unregister(child.control)
             child.control.close()
 
@@ -239,11 +246,11 @@ class ForkServer:
             if number in child.sessions:
                 child.hung.add(number)
                 if child.hung.issuperset(child.sessions):
-                    end_group(child.pid)
+                    kill_group(child.pid)
 
     def reap(self) -> None:
         try:
-            while os.read(self.woken, 4096):
+            while os.read(self.wakeup_read, 4096):
                 pass
         except BlockingIOError:
             pass
@@ -251,46 +258,46 @@ class ForkServer:
             pid, status = os.waitpid(child.pid, os.WNOHANG)
             if pid:
                 del self.children[pid]
-                self.dismiss(child)
-                # What it started has nobody who would end it.
-                end_group(pid)
-                for number, link in child.sessions.items():
-                    report(link, number, status)
+                self.retire(child)
+                # Nobody else would end the processes that it started.
+                kill_group(pid)
+                for number, channel in child.sessions.items():
+                    report_exit(channel, number, status)
                     # Not closed before the server has: a request that is just being sent would break the connection
                     # before the report is read.
-                    self.selector.register(link, selectors.EVENT_READ, None)
+                    self.selector.register(channel, selectors.EVENT_READ, None)
 
-    def part(self, link: Any) -> None:
-        """A session that was told of the end of its process sends what nobody will carry out, or is closed."""
+    def drain(self, channel: Any) -> None:
+        """Discard requests that arrive after the `died` frame; close the socket when the server has."""
         try:
-            data = link.recv(PIECE)
+            data = channel.recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if not data:
-            self.selector.unregister(link)
-            link.close()
+            self.selector.unregister(channel)
+            channel.close()
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         for child in self.children.values():
-            self.dismiss(child)
-        deadline = time.monotonic() + 2 * PARTING_SECONDS
+            self.retire(child)
+        deadline = time.monotonic() + 2 * SHUTDOWN_SECONDS
         while self.children and time.monotonic() < deadline:
             self.reap()
             time.sleep(0.01)
         for child in self.children.values():
-            end_group(child.pid)
+            kill_group(child.pid)
 
 
-def report(link: socket.socket, number: int, status: int) -> None:
+def report_exit(channel: socket.socket, number: int, status: int) -> None:
     with suppress(OSError):
-        link.setblocking(False)
-        link.send(HEADER.pack(STATUS.size, number, DIED) + STATUS.pack(status))
-        link.shutdown(socket.SHUT_WR)
+        channel.setblocking(False)
+        channel.send(HEADER.pack(STATUS.size, number, DIED) + STATUS.pack(status))
+        channel.shutdown(socket.SHUT_WR)
 
 
-def end_group(pid: int) -> None:
+def kill_group(pid: int) -> None:
     try:
         os.killpg(pid, signal.SIGKILL)
     except OSError:
@@ -298,41 +305,41 @@ def end_group(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-# -- the process that has sessions --------------------------------------------------------------------
+# -- the process of the sessions --------------------------------------------------------------------
 
 
-def run_sessions(hosted: Any, control: socket.socket, order: struct.Struct) -> None:
-    """A thread for each session that the control socket brings, until it ends."""
+def run_sessions(loaded: Any, control: socket.socket, command: struct.Struct) -> None:
+    """Run a thread for each session whose socket arrives on `control`, until `control` is closed."""
     threads: list[threading.Thread] = []
     while True:
         try:
-            data, descriptors, _, _ = socket.recv_fds(control, order.size, 1)
+            data, descriptors, _, _ = socket.recv_fds(control, command.size, 1)
         except OSError:
             break
         if not data:
             break
-        (number,) = order.unpack(data)[-1:]
+        (number,) = command.unpack(data)[-1:]
         threads = [thread for thread in threads if thread.is_alive()]
         for descriptor in descriptors:
-            ended = (lambda n=number: control.send(NUMBER.pack(n))) if order is NUMBER else (lambda: None)
-            arguments = (hosted, socket.socket(fileno=descriptor), ended)
-            thread = threading.Thread(target=serve, args=arguments, daemon=True)
+            report_end = (lambda n=number: control.send(NUMBER.pack(n))) if command is NUMBER else (lambda: None)
+            arguments = (loaded, socket.socket(fileno=descriptor), report_end)
+            thread = threading.Thread(target=serve_session, args=arguments, daemon=True)
             thread.start()
             threads.append(thread)
-    deadline = time.monotonic() + PARTING_SECONDS
+    deadline = time.monotonic() + SHUTDOWN_SECONDS
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0))
 
 
-class LinkLost(Exception):
-    """The server does not listen to this session any more."""
+class ChannelLost(Exception):
+    """The server has closed the socket of this session."""
 
 
-def serve(hosted: Any, link: socket.socket, ended: Any) -> None:
-    """One session, on this thread from its beginning to its end."""
-    # Plain reads and writes: what buffers and sockets do beside them costs more than most steps.
+def serve_session(loaded: Any, channel: socket.socket, report_end: Any) -> None:
+    """Serve one session on this thread, from its first frame to its `close`."""
+    # os.read and os.write: buffered files and socket methods cost more than most steps.
     session: Any = None
-    descriptor, held = link.fileno(), b""
+    descriptor, buffer = channel.fileno(), b""
     writing, process = threading.Lock(), os.getpid()
 
     def respond(number: int, kind: bytes, data: bytes) -> None:
@@ -341,44 +348,44 @@ def serve(hosted: Any, link: socket.socket, ended: Any) -> None:
             os._exit(0)
         frame = HEADER.pack(len(data), number, kind) + data
         with writing:
-            if link.fileno() < 0:
-                raise LinkLost
+            if channel.fileno() < 0:
+                raise ChannelLost
             try:
                 written = os.write(descriptor, frame)
                 if written < len(frame):
-                    link.sendall(frame[written:])
+                    channel.sendall(frame[written:])
             except OSError as error:
                 if error.errno == errno.EBADF:
-                    # The environment closed descriptors that are not its own: nobody else can be told of it.
+                    # The environment closed descriptors that are not its own: no response can be sent any more.
                     with suppress(OSError):
                         os.write(2, b"an environment closed the connection of its session\n")
                     os._exit(1)
-                raise LinkLost from error
+                raise ChannelLost from error
 
     try:
-        while piece := os.read(descriptor, PIECE):
-            held = held + piece if held else piece
-            while len(held) >= HEADER.size:
-                size, number, kind = HEADER.unpack_from(held)
+        while piece := os.read(descriptor, READ_BYTES):
+            buffer = buffer + piece if buffer else piece
+            while len(buffer) >= HEADER.size:
+                size, number, kind = HEADER.unpack_from(buffer)
                 end = HEADER.size + size
-                if len(held) < end:
+                if len(buffer) < end:
                     # Read the rest of a long frame at once, or each piece would be copied again and again.
-                    held += read_exactly(descriptor, end - len(held))
-                data, held = held[HEADER.size : end], held[end:]
+                    buffer += receive_exactly(channel, end - len(buffer))
+                data, buffer = buffer[HEADER.size : end], buffer[end:]
                 kind = kind.rstrip(b"\0")
                 try:
                     if kind == b"open":
-                        session = hosted.open()
+                        session = loaded.open()
                         respond(number, OPENED, b"")
-                    elif hasattr(session, "take"):
-                        session.take(number, kind, data, respond)
+                    elif hasattr(session, "handle_async"):
+                        session.handle_async(number, kind, data, respond)
                     else:
-                        respond(number, b"ok", session.ask(kind, data))
-                except LinkLost:
+                        respond(number, b"ok", session.handle(kind, data))
+                except ChannelLost:
                     raise
                 except BaseException as error:
-                    respond(number, *failure(error))
-    except (OSError, EOFError, LinkLost):
+                    respond(number, *failure_response(error))
+    except (OSError, EOFError, ChannelLost):
         pass
     finally:
         if session is not None:
@@ -387,24 +394,13 @@ def serve(hosted: Any, link: socket.socket, ended: Any) -> None:
             except BaseException as error:
                 print(f"close failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         with writing:
-            link.close()
+            channel.close()
         with suppress(OSError):
-            ended()
+            report_end()
 
 
-def read_exactly(descriptor: int, size: int) -> bytes:
-    parts = []
-    while size:
-        piece = os.read(descriptor, min(size, 1 << 20))
-        if not piece:
-            raise EOFError
-        parts.append(piece)
-        size -= len(piece)
-    return b"".join(parts)
-
-
-def failure(error: BaseException) -> tuple[bytes, bytes]:
-    """The kind and data of the answer to a request that failed."""
+def failure_response(error: BaseException) -> tuple[bytes, bytes]:
+    """Kind and data of the response to a request that failed."""
     kind = type(error).__name__
     if kind == "Refused":
         return b"refused", json.dumps(error.args[0], default=str).encode()

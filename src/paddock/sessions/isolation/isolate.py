@@ -1,4 +1,4 @@
-"""Puts child processes behind the methods of a blueprint, so that all above it stays as it is."""
+"""Replaces the methods of a spec by requests to a child process. Sessions and transports do not notice."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ import orjson
 from paddock.errors import ConfigError, EnvironmentFailure, PaddockError
 from paddock.protocol.codec import encode
 from paddock.protocol.episode import Step
-from paddock.sessions.blueprint import Affinity, Method, Where
-from paddock.sessions.isolation.process import Process
-from paddock.sessions.isolation.remote import RemoteEnvironment, failure_of, open_blocking
+from paddock.sessions.isolation.process import HostProcess
+from paddock.sessions.isolation.remote import RemoteEnvironment, open_blocking, read_failure
+from paddock.sessions.spec import Affinity, Method, Where
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paddock.sessions.blueprint import Blueprint
+    from paddock.sessions.spec import EnvironmentSpec
 
 logger = logging.getLogger("paddock.sessions")
 
 LOADER = Path(__file__).with_name("loader.py")
 METHODS = ("reset", "step", "list_tools", "state", "call_tool", "step_by_tool", "plain_step", "plain_call")
-BY_NAME = ("get_metadata", "list_splits", "list_tasks", "num_tasks", "get_task", "get_task_range")
-"""What a session is asked for beside the methods of its blueprint."""
+EXTRA_METHODS = ("get_metadata", "list_splits", "list_tasks", "num_tasks", "get_task", "get_task_range")
+"""Called on an environment beside the methods of its spec."""
 
 
 class Isolation:
-    """The child processes of one blueprint."""
+    """The child processes of one spec."""
 
-    def __init__(self, blueprint: Blueprint, place: str, sessions_per_process: int, seconds: float | None) -> None:
-        self.process = Process(
+    def __init__(self, spec: EnvironmentSpec, target: str, sessions_per_process: int, seconds: float | None) -> None:
+        self.process = HostProcess(
             sys.executable,
             LOADER,
-            place,
-            name=blueprint.name,
+            target,
+            name=spec.name,
             sessions_per_process=sessions_per_process,
             flags=tuple(subprocess._args_from_interpreter_flags()),  # type: ignore[attr-defined]
-            passes_our_variables=True,
+            passes_private_variables=True,
         )
-        self.tools = blueprint.tools or {}
-        self.by_name = frozenset(name for name in BY_NAME if callable(getattr(blueprint.cls, name, None)))
+        self.tools = spec.tools or {}
+        self.extra_methods = frozenset(name for name in EXTRA_METHODS if callable(getattr(spec.cls, name, None)))
         self._seconds = seconds
 
     def build(self) -> IsolatedEnvironment:
-        """On a thread. Raises whatever the constructor does, EnvironmentCrashed or StepTimeout."""
-        number, end = open_blocking(self.process, self._seconds)
-        return IsolatedEnvironment(self, number, end)
+        """Blocks. Raises what the constructor raises, EnvironmentCrashed or StepTimeout."""
+        number, session_socket = open_blocking(self.process, self._seconds)
+        return IsolatedEnvironment(self, number, session_socket)
 
     def start(self) -> None:
-        """Begin to load the environment, beside the caller: the first session need not wait for it then."""
+        """Start the host on a thread, so that the first session does not wait for the environment to load."""
 
         def load() -> None:
             try:
@@ -73,32 +73,32 @@ class Isolation:
 
 
 class IsolatedEnvironment(RemoteEnvironment):
-    """Stands for an environment of ours in a child process."""
+    """Proxy for an environment of ours in a child process."""
 
-    def __init__(self, isolation: Isolation, number: int, end: Any) -> None:
+    def __init__(self, isolation: Isolation, number: int, session_socket: Any) -> None:
         self.process = isolation.process
         self.tools = isolation.tools
-        self._by_name = isolation.by_name
+        self._extra_methods = isolation.extra_methods
         self._number = number
-        self._end = end
+        self._socket = session_socket
 
     async def call(self, method: str, argument: Any, *, stoppable: bool) -> Any:
         if method == "reset":
             await self.reopen()
-        return await self.send(b"ask", _request(method, argument), stoppable=stoppable)
+        return await self.request(b"method", _encode_request(method, argument), stoppable=stoppable)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._by_name:
+        if name.startswith("_") or name not in self._extra_methods:
             raise AttributeError(name)
 
         async def call(*arguments: Any) -> Any:
-            return await self.send(b"call", pickle.dumps((name, arguments)))
+            return await self.request(b"call", pickle.dumps((name, arguments)))
 
         return call
 
     def decode(self, kind: bytes, data: bytes) -> Any:
         if kind == b"failed":
-            raise failure_of(data)
+            raise read_failure(data)
         try:
             value = pickle.loads(data)
         except Exception as error:
@@ -112,83 +112,83 @@ class IsolatedEnvironment(RemoteEnvironment):
 
 
 def isolate(
-    blueprint: Blueprint,
+    spec: EnvironmentSpec,
     *,
     sessions_per_process: int,
     find: Callable[[], Any] | None = None,
     seconds: float | None = None,
 ) -> Isolation:
-    """Run the sessions of `blueprint` in child processes from now on.
+    """Run the sessions of `spec` in child processes from now on.
 
-    `find` finds the class in another process, where it cannot be imported by its name. `seconds` is how long an
+    `find` returns the class in another process, if it cannot be imported by its name there. `seconds` is how long an
     environment may take to be built. Raises ConfigError.
     """
-    if sessions_per_process > 1 and blueprint.affinity is Affinity.SHARED:
+    if sessions_per_process > 1 and spec.affinity is Affinity.SHARED:
         raise ConfigError(
-            f"{blueprint.cls.__name__} needs one thread for all instances of a process",
+            f"{spec.cls.__name__} needs one thread for all instances of a process",
             hint="leave sessions_per_process at 1",
         )
-    isolation = Isolation(blueprint, payload(blueprint, find), sessions_per_process, seconds)
+    isolation = Isolation(spec, payload(spec, find), sessions_per_process, seconds)
     for attribute in METHODS:
-        setattr(blueprint, attribute, _remote(attribute, getattr(blueprint, attribute)))
+        setattr(spec, attribute, _forward(attribute, getattr(spec, attribute)))
 
     def build() -> IsolatedEnvironment:
         return isolation.build()
 
-    build.__name__ = getattr(blueprint.make, "__name__", blueprint.cls.__name__)
-    blueprint.make = build
-    blueprint.has_server_inside = False
-    blueprint.affinity = Affinity.ANY
-    blueprint.isolation = isolation
+    build.__name__ = getattr(spec.make, "__name__", spec.cls.__name__)
+    spec.make = build
+    spec.has_server_inside = False
+    spec.affinity = Affinity.ANY
+    spec.isolation = isolation
     return isolation
 
 
-def _remote(attribute: str, method: Method) -> Method:
-    stoppable = method.where in (Where.LOOP, Where.BESIDE)
+def _forward(attribute: str, method: Method) -> Method:
+    stoppable = method.where in (Where.LOOP, Where.OVERLAPPING)
 
     def invoke(environment: Any, argument: Any) -> Any:
         return environment.call(attribute, argument, stoppable=stoppable)
 
-    where = Where.BESIDE if method.where is Where.BESIDE else Where.LOOP
+    where = Where.OVERLAPPING if method.where is Where.OVERLAPPING else Where.LOOP
     return Method(method.name, invoke, where, method.accepts)
 
 
-def payload(blueprint: Blueprint, find: Callable[[], Any] | None) -> str:
-    """All that another interpreter needs to make the same blueprint. Raises ConfigError."""
-    options = {} if find is not None else blueprint.options
-    make = None if find is not None else blueprint.make
+def payload(spec: EnvironmentSpec, find: Callable[[], Any] | None) -> str:
+    """A pickle, in base64, from which another interpreter makes the same spec. Raises ConfigError."""
+    options = {} if find is not None else spec.options
+    make = None if find is not None else spec.make
     try:
         environment = pickle.dumps({"find": find, "make": make, "options": options})
     except Exception as error:
         raise ConfigError(
-            f"{blueprint.cls.__name__} cannot run in a process of its own: {error}",
+            f"{spec.cls.__name__} cannot run in a process of its own: {error}",
             hint="define the class, or the function that makes it, at the top of a module",
         ) from error
     prepare: dict[str, Any] = multiprocessing.spawn.get_preparation_data("paddock-environment")
     prepare.pop("authkey", None)
     if find is not None:
-        # The program that runs is our own command then.
+        # The main module is our own command then: the child does not need it.
         prepare = {name: value for name, value in prepare.items() if not name.startswith("init_main")}
-    whole = {"prepare": prepare, "logging": _logging(), "environment": environment}
-    return base64.b64encode(pickle.dumps(whole)).decode()
+    contents = {"prepare": prepare, "logging": _logging_options(), "environment": environment}
+    return base64.b64encode(pickle.dumps(contents)).decode()
 
 
-def _logging() -> dict[str, Any] | None:
+def _logging_options() -> dict[str, Any] | None:
     root = logging.getLogger()
     for handler in root.handlers:
         if type(handler) is logging.StreamHandler:
-            form = handler.formatter
-            style = {} if form is None else {"format": form._fmt, "datefmt": form.datefmt}
-            return {"level": root.level, **style}
+            formatter = handler.formatter
+            formats = {} if formatter is None else {"format": formatter._fmt, "datefmt": formatter.datefmt}
+            return {"level": root.level, **formats}
     return None
 
 
-def _request(method: str, argument: Any) -> bytes:
+def _encode_request(method: str, argument: Any) -> bytes:
     try:
         return pickle.dumps((method, argument, False), pickle.HIGHEST_PROTOCOL)
     except Exception:
         if not isinstance(argument, Step):
             raise
-        # A type that was made at run time: the other side has one of its own, and reads the action again.
+        # The action's type was made at run time. The child has its own type, and parses the fields again.
         fields = orjson.loads(encode(argument.action.model_dump(by_alias=True)))
         return pickle.dumps((method, Step(fields, argument.extras), True), pickle.HIGHEST_PROTOCOL)

@@ -14,8 +14,8 @@ const embedded = readEmbedded();
 
 /** @returns {{id: string, answers: Record<string, any>} | null} */
 function readEmbedded() {
-  const found = document.getElementById("paddock-data");
-  return found ? JSON.parse(found.textContent ?? "null") : null;
+  const element = document.getElementById("paddock-data");
+  return element ? JSON.parse(element.textContent ?? "null") : null;
 }
 
 /** Whether this page is one file without a server. */
@@ -68,8 +68,8 @@ async function ask(url, options) {
     document = null;
   }
   if (answer.ok) return document;
-  const told = document?.error ?? {};
-  throw new ApiError(told.message ?? `The server answered ${answer.status}.`, told.hint ?? "", answer.status);
+  const problem = document?.error ?? {};
+  throw new ApiError(problem.message ?? `The server answered ${answer.status}.`, problem.hint ?? "", answer.status);
 }
 
 /**

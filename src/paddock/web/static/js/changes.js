@@ -1,4 +1,4 @@
-/** The work folder as the agent left it: what changed, and every file. */
+/** The work folder as the agent left it: what changed, and every file. And the artifacts that the task keeps. */
 
 import { get } from "./api.js";
 import { broken, empty, fill, h } from "./dom.js";
@@ -8,15 +8,16 @@ import { bytesText } from "./format.js";
 /** @param {import("./rollout.js").Scene} scene */
 export async function changesPanel({ id, rollout, signal }) {
   const files = rollout.files ?? [];
-  const shown = h("section", { class: "panel file-shown", "aria-live": "polite" }, h("p", { class: "muted" }, "Choose a file."));
-  /** @param {string} path */
-  async function show(path) {
+  const artifacts = rollout.artifacts ?? [];
+  const viewer = h("section", { class: "panel file-shown", "aria-live": "polite" }, h("p", { class: "muted" }, "Choose a file."));
+  /** @param {string} path @param {string} archive */
+  async function show(path, archive) {
     try {
-      const file = await get(`rollouts/${id}/files`, { path }, signal);
+      const file = await get(`rollouts/${id}/files`, { path, of: archive }, signal);
       const text = file.text === null ? `(${bytesText(file.size)} that are no text)` : file.text;
-      fill(shown, h("h2", null, h("code", null, path), h("span", { class: "muted" }, `  ${bytesText(file.size)}${file.truncated ? ", the beginning" : ""}`)), h("pre", { tabindex: 0 }, text));
+      fill(viewer, h("h2", null, h("code", null, path), h("span", { class: "muted" }, `  ${bytesText(file.size)}${file.truncated ? ", the beginning" : ""}`)), h("pre", { tabindex: 0 }, text));
     } catch (error) {
-      fill(shown, broken(error, () => show(path)));
+      fill(viewer, broken(error, () => show(path, archive)));
     }
   }
   let changes = [];
@@ -25,7 +26,7 @@ export async function changesPanel({ id, rollout, signal }) {
   } catch (error) {
     if (signal.aborted) throw error;
   }
-  if (!files.length && !changes.length) return empty("No files", h("p", null, rollout.live ? "The work folder is kept when the agent is done." : "The agent left nothing behind."));
+  if (!files.length && !changes.length && !artifacts.length) return empty("No files", h("p", null, rollout.live ? "The work folder is kept when the agent is done." : "The agent left nothing behind."));
   return h(
     "div",
     { class: "stack" },
@@ -33,15 +34,26 @@ export async function changesPanel({ id, rollout, signal }) {
     h(
       "div",
       { class: "files" },
-      h("section", { class: "panel" }, h("h2", null, `${files.length} files`), h("ul", { class: "file-list" }, files.map((/** @type {any} */ file) => h("li", null, h("button", { type: "button", class: "link", onclick: () => show(file.path) }, file.path), file.size === null || file.size === undefined ? null : h("span", { class: "muted" }, ` ${bytesText(file.size)}`))))),
-      shown,
+      h(
+        "div",
+        { class: "stack" },
+        fileList(`${files.length} files`, files, (path) => show(path, "workdir")),
+        artifacts.length ? fileList(`${artifacts.length} artifacts`, artifacts, (path) => show(path, "artifacts")) : null,
+      ),
+      viewer,
     ),
   );
 }
 
+/** @param {string} title @param {any[]} files @param {(path: string) => void} show */
+function fileList(title, files, show) {
+  const rows = files.map((file) => h("li", null, h("button", { type: "button", class: "link", onclick: () => show(file.path) }, file.path), file.size === null || file.size === undefined ? null : h("span", { class: "muted" }, ` ${bytesText(file.size)}`)));
+  return h("section", { class: "panel" }, h("h2", null, title), h("ul", { class: "file-list" }, rows));
+}
+
 /** What the agent changed, if it can be told from what the task brought. @param {any[]} changes */
 function changesOf(changes) {
-  const told = changes.filter((change) => change.kind !== "present");
-  if (told.length) return h("section", { class: "panel" }, h("h2", null, "Changed by the agent"), told.map(diffBlock));
+  const changed = changes.filter((change) => change.kind !== "present");
+  if (changed.length) return h("section", { class: "panel" }, h("h2", null, "Changed by the agent"), changed.map(diffBlock));
   return h("section", { class: "panel" }, h("h2", null, "What changed is not known"), h("p", { class: "muted" }, "The store does not hold the files that the task brought, so they cannot be told from those that the agent made."));
 }

@@ -10,13 +10,13 @@ import { placeUrl } from "./router.js";
 export async function compareView(place, signal) {
   const [, a, b] = place.parts;
   if (!a || !b) return empty("Choose two rollouts", h("p", null, "Open a rollout and choose another of its group, or tick two under Groups."), h("a", { href: "#/groups" }, "Groups"));
-  const told = await get("compare", { a, b }, signal);
+  const comparison = await get("compare", { a, b }, signal);
   return h(
     "div",
     { class: "view" },
     h("h1", null, "Where two rollouts part"),
-    h("p", { class: "muted" }, told.first ? `Both went the same way for ${count(told.same_prompt_tokens)} tokens, then differ in ${told.first.where === "prompt" ? "what they were given" : "what was sampled"} (${told.first.call_a} and ${told.first.call_b}, token ${told.first.offset}).` : "Token for token the same."),
-    h("div", { class: "side-by-side" }, comparedSide(told.a, told.first?.call_a, told.first?.a, told.messages?.a), comparedSide(told.b, told.first?.call_b, told.first?.b, told.messages?.b)),
+    h("p", { class: "muted" }, comparison.first ? `Both went the same way for ${count(comparison.same_prompt_tokens)} tokens, then differ in ${comparison.first.where === "prompt" ? "what they were given" : "what was sampled"} (${comparison.first.call_a} and ${comparison.first.call_b}, token ${comparison.first.offset}).` : "Token for token the same."),
+    h("div", { class: "side-by-side" }, comparedSide(comparison.a, comparison.first?.call_a, comparison.first?.a, comparison.messages?.a), comparedSide(comparison.b, comparison.first?.call_b, comparison.first?.b, comparison.messages?.b)),
   );
 }
 

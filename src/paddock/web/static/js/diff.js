@@ -60,23 +60,23 @@ export function diffBlock(change) {
   });
   const marks = { same: " ", gone: "−", new: "+" };
   const words = { same: "", gone: "removed ", new: "added " };
-  const shown = [];
+  const rows = [];
   let skipped = 0;
   lines.forEach((line, index) => {
     if (!near.has(index)) skipped++;
     else {
-      if (skipped) shown.push(h("div", { class: "diff-skip" }, `… ${skipped} lines …`));
+      if (skipped) rows.push(h("div", { class: "diff-skip" }, `… ${skipped} lines …`));
       skipped = 0;
-      shown.push(h("div", { class: `diff-${line.kind}` }, h("span", { class: "diff-mark", "aria-hidden": "true" }, marks[line.kind]), h("span", { class: "visually-hidden" }, words[line.kind]), line.text || " "));
+      rows.push(h("div", { class: `diff-${line.kind}` }, h("span", { class: "diff-mark", "aria-hidden": "true" }, marks[line.kind]), h("span", { class: "visually-hidden" }, words[line.kind]), line.text || " "));
     }
   });
-  if (skipped && shown.length) shown.push(h("div", { class: "diff-skip" }, `… ${skipped} lines …`));
+  if (skipped && rows.length) rows.push(h("div", { class: "diff-skip" }, `… ${skipped} lines …`));
   const added = lines.filter((line) => line.kind === "new").length;
   const gone = lines.filter((line) => line.kind === "gone").length;
   return h(
     "figure",
     { class: "diff" },
     h("figcaption", null, h("code", null, change.path), " ", h("span", { class: "diff-count-new" }, `+${added}`), " ", h("span", { class: "diff-count-gone" }, `−${gone}`)),
-    shown.length ? h("div", { class: "diff-body", tabindex: 0 }, shown) : h("p", { class: "muted" }, "Nothing changed."),
+    rows.length ? h("div", { class: "diff-body", tabindex: 0 }, rows) : h("p", { class: "muted" }, "Nothing changed."),
   );
 }

@@ -15,8 +15,8 @@ export async function fleetView(place, signal) {
   async function draw() {
     if (signal.aborted) return;
     try {
-      const told = await get("fleet", {}, signal);
-      fill(body, fleetBody(told));
+      const status = await get("fleet", {}, signal);
+      fill(body, fleetBody(status));
     } catch (error) {
       if (!signal.aborted) fill(body, broken(error, draw));
     }
@@ -26,11 +26,11 @@ export async function fleetView(place, signal) {
   return h("div", { class: "view wide" }, h("h1", null, "Fleet"), body);
 }
 
-/** @param {any} told */
-function fleetBody(told) {
-  const instances = told.instances ?? [];
+/** @param {any} status */
+function fleetBody(status) {
+  const instances = status.instances ?? [];
   if (!instances.length) return empty("No instance yet", h("p", null, "Run tasks on this plane, and their instances appear here:"), copyable("paddock fleet run tasks.json"));
-  const kinds = Object.entries(told.counts ?? {}).map(([name, value]) => ({ name, value: Number(value) }));
+  const kinds = Object.entries(status.counts ?? {}).map(([name, value]) => ({ name, value: Number(value) }));
   const times = instances.map((/** @type {any} */ each) => each.provisioning_s).filter((/** @type {any} */ value) => typeof value === "number");
   return [
     h("section", { class: "figures", "aria-label": "Figures" }, kinds.map((kind) => h("div", { class: "card" }, h("h2", null, kind.name), h("div", { class: "figure" }, count(kind.value))))),

@@ -45,17 +45,17 @@ function fieldsOf(schema, root, path, hide) {
 
 /** @param {any} schema @param {any} root @returns {any} */
 function resolved(schema, root) {
-  let found = schema;
-  for (let depth = 0; found?.$ref && depth < 20; depth++) {
-    const target = found.$ref.replace(/^#\//, "").split("/").reduce((/** @type {any} */ at, /** @type {string} */ key) => at?.[key], root);
-    found = { ...target, ...Object.fromEntries(Object.entries(found).filter(([key]) => key !== "$ref")) };
+  let result = schema;
+  for (let depth = 0; result?.$ref && depth < 20; depth++) {
+    const target = result.$ref.replace(/^#\//, "").split("/").reduce((/** @type {any} */ at, /** @type {string} */ key) => at?.[key], root);
+    result = { ...target, ...Object.fromEntries(Object.entries(result).filter(([key]) => key !== "$ref")) };
   }
-  const choices = found?.anyOf ?? found?.oneOf;
+  const choices = result?.anyOf ?? result?.oneOf;
   if (choices) {
     const real = choices.filter((/** @type {any} */ each) => each.type !== "null");
-    if (real.length === 1) return { ...resolved(real[0], root), ...withoutChoices(found), optional: choices.length > 1 };
+    if (real.length === 1) return { ...resolved(real[0], root), ...withoutChoices(result), optional: choices.length > 1 };
   }
-  return found ?? {};
+  return result ?? {};
 }
 
 /** @param {any} schema */
@@ -82,29 +82,29 @@ function fieldOf(name, schema, root, required, path) {
 
 /** @param {any} schema @param {string} id @param {boolean} required @param {string[]} path */
 function inputOf(schema, id, required, path) {
-  const given = schema.default === undefined || schema.default === null ? "" : schema.default;
+  const initial = schema.default === undefined || schema.default === null ? "" : schema.default;
   if (schema.const !== undefined) return { input: h("input", { id, value: JSON.stringify(schema.const), disabled: true }), read: () => schema.const };
   if (Array.isArray(schema.enum)) {
-    const input = h("select", { id }, required ? null : h("option", { value: "" }, "(left out)"), schema.enum.map((/** @type {any} */ value) => h("option", { value: JSON.stringify(value), selected: value === given }, String(value))));
+    const input = h("select", { id }, required ? null : h("option", { value: "" }, "(left out)"), schema.enum.map((/** @type {any} */ value) => h("option", { value: JSON.stringify(value), selected: value === initial }, String(value))));
     return { input, read: () => (input.value === "" ? LEFT_OUT : JSON.parse(input.value)) };
   }
   if (schema.type === "boolean") {
-    const input = h("input", { id, type: "checkbox", checked: given === true });
+    const input = h("input", { id, type: "checkbox", checked: initial === true });
     return { input, read: () => input.checked };
   }
   if (schema.type === "integer" || schema.type === "number") {
-    const input = h("input", { id, inputmode: schema.type === "integer" ? "numeric" : "decimal", autocomplete: "off", value: String(given) });
+    const input = h("input", { id, inputmode: schema.type === "integer" ? "numeric" : "decimal", autocomplete: "off", value: String(initial) });
     return { input, read: () => readNumber(input.value, required) };
   }
   if (schema.type === "string") {
-    const input = h("textarea", { id, rows: 1, spellcheck: "false", value: String(given), oninput: () => (input.rows = Math.min(12, input.value.split("\n").length)) });
+    const input = h("textarea", { id, rows: 1, spellcheck: "false", value: String(initial), oninput: () => (input.rows = Math.min(12, input.value.split("\n").length)) });
     return { input, read: () => (input.value === "" && !required ? LEFT_OUT : input.value) };
   }
   if (schema.type === undefined && !schema.anyOf && !schema.oneOf) {
-    const input = h("input", { id, autocomplete: "off", value: given === "" ? "" : JSON.stringify(given) });
+    const input = h("input", { id, autocomplete: "off", value: initial === "" ? "" : JSON.stringify(initial) });
     return { input, read: () => (input.value === "" && !required ? LEFT_OUT : readAnything(input.value)) };
   }
-  const input = h("textarea", { id, rows: 2, class: "mono", spellcheck: "false", placeholder: schema.type === "array" ? "[ ]" : schema.type === "object" ? "{ }" : "JSON", value: given === "" ? "" : JSON.stringify(given) });
+  const input = h("textarea", { id, rows: 2, class: "mono", spellcheck: "false", placeholder: schema.type === "array" ? "[ ]" : schema.type === "object" ? "{ }" : "JSON", value: initial === "" ? "" : JSON.stringify(initial) });
   return { input, read: () => readJson(input.value, required, path) };
 }
 

@@ -150,9 +150,9 @@ function graph(id, calls) {
       edges.push(h("path", { d: `M${from.x} ${from.y} C${middle} ${from.y} ${middle} ${to.y} ${to.x} ${to.y}`, class: `edge ${call.label === "edited" || call.label === "branch" ? "broken-edge" : ""}` }));
     }
     const drifted = call.drift && call.drift.first_difference !== null && call.drift.first_difference !== undefined;
-    const said = `${call.id}, ${call.label ?? call.role}${drifted ? ", came back changed" : ""}: ${count(call.prompt_tokens)} in, ${count(call.completion_tokens)} out. ${call.gist ?? ""}`;
+    const description = `${call.id}, ${call.label ?? call.role}${drifted ? ", came back changed" : ""}: ${count(call.prompt_tokens)} in, ${count(call.completion_tokens)} out. ${call.gist ?? ""}`;
     nodes.push(
-      svgLink(placeUrl(["rollouts", id, "tokens", call.id]), said, [
+      svgLink(placeUrl(["rollouts", id, "tokens", call.id]), description, [
         drifted ? h("circle", { cx: to.x, cy: to.y, r: NODE + 4, class: "drift-ring" }) : null,
         h("circle", { cx: to.x, cy: to.y, r: NODE, class: `node call-${call.error || call.aborted ? "failed" : call.label ?? call.role}` }),
         h("text", { x: to.x, y: to.y + NODE + 12, class: "tick middle" }, call.id),

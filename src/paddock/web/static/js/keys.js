@@ -21,11 +21,11 @@ function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
   const typed = performance.now() - pendingSince < PENDING_MS && pending ? `${pending} ${event.key}` : event.key;
   const list = [...active].reverse();
-  const found = list.find((key) => key.keys === typed) ?? list.find((key) => key.keys === event.key);
-  if (found) {
+  const binding = list.find((key) => key.keys === typed) ?? list.find((key) => key.keys === event.key);
+  if (binding) {
     event.preventDefault();
     pending = "";
-    found.run();
+    binding.run();
   } else if (list.some((key) => key.keys.startsWith(`${event.key} `))) {
     pending = event.key;
     pendingSince = performance.now();

@@ -33,10 +33,10 @@ const VIEWS = {
   fleet: fleetView,
 };
 
-/** @param {Section[]} sections @param {string} shown */
-function drawNavigation(sections, shown) {
+/** @param {Section[]} sections @param {string} active */
+function drawNavigation(sections, active) {
   const links = sections.map((section) =>
-    h("a", { href: `#/${section.name}`, "aria-current": section.name === shown ? "page" : null, "aria-keyshortcuts": `g ${section.key}` }, section.title),
+    h("a", { href: `#/${section.name}`, "aria-current": section.name === active ? "page" : null, "aria-keyshortcuts": `g ${section.key}` }, section.title),
   );
   fill(/** @type {Element} */ (document.getElementById("nav")), links);
 }
@@ -47,8 +47,8 @@ function startTheme() {
   const isDark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   const show = () => (button.textContent = isDark() ? "☀" : "☾");
   try {
-    const kept = localStorage.getItem("paddock-theme");
-    if (kept) root.dataset.theme = kept;
+    const stored = localStorage.getItem("paddock-theme");
+    if (stored) root.dataset.theme = stored;
   } catch {
     // A page from a file may not remember anything.
   }

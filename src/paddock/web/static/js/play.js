@@ -12,7 +12,7 @@ import { picture } from "./transcript.js";
 const MOST_FRAMES = 500;
 const FRAME_TEXT = 20_000;
 
-/** @typedef {{kind: "reset" | "step", asked: any, data: any}} Turn */
+/** @typedef {{kind: "reset" | "step", sent: any, data: any}} Turn */
 
 /** @param {import("./router.js").Place} place @param {AbortSignal} signal */
 export async function playView(place, signal) {
@@ -43,7 +43,7 @@ export async function playView(place, signal) {
   const actions = h("div", { class: "actions-area" });
 
   /** @param {Turn} turn */
-  function took(turn) {
+  function record(turn) {
     if (turn.kind === "reset") {
       turns.length = 0;
       fill(history);
@@ -71,15 +71,15 @@ export async function playView(place, signal) {
 
   async function reset() {
     await attempt(resetForm, async () => {
-      const asked = resetForm.read();
-      took({ kind: "reset", asked, data: await session.ask("reset", asked) });
+      const sent = resetForm.read();
+      record({ kind: "reset", sent, data: await session.ask("reset", sent) });
       if (isTools && !actions.firstChild) await drawTools();
     });
   }
 
   /** @param {any} action */
   async function step(action) {
-    took({ kind: "step", asked: action, data: await session.ask("step", action) });
+    record({ kind: "step", sent: action, data: await session.ask("step", action) });
   }
 
   async function drawTools() {
@@ -149,8 +149,8 @@ async function showState(session, place) {
 /** The argument that a message is about, if it names one. @param {string} message @param {any} tool */
 function fieldIn(message, tool) {
   const names = Object.keys((tool.inputSchema ?? tool.input_schema)?.properties ?? {});
-  const found = names.find((name) => new RegExp(`(^|[^\\w])${name.replace(/[^\w]/g, ".")}([^\\w]|$)`).test(message));
-  return found ? [found] : [];
+  const match = names.find((name) => new RegExp(`(^|[^\\w])${name.replace(/[^\w]/g, ".")}([^\\w]|$)`).test(message));
+  return match ? [match] : [];
 }
 
 /** @param {Turn[]} turns */
@@ -169,7 +169,7 @@ function turnElement(turn, index) {
     "li",
     { class: "turn" },
     h("div", { class: "item-head" }, h("span", { class: "item-title" }, turn.kind === "reset" ? "Reset" : `Step ${index}`), h("span", { class: "muted" }, `reward ${rewardText(typeof reward === "number" ? reward : null)}`), done ? h("span", { class: "tag outcome-ok" }, "done") : null),
-    turn.kind === "step" ? h("pre", { tabindex: 0 }, JSON.stringify(turn.asked)) : null,
+    turn.kind === "step" ? h("pre", { tabindex: 0 }, JSON.stringify(turn.sent)) : null,
     pictures(observation),
     h("pre", { tabindex: 0 }, JSON.stringify(withoutPictures(observation), null, 2)),
   );
@@ -178,8 +178,8 @@ function turnElement(turn, index) {
 /** Images anywhere in an observation: `{"mimeType": …, "data": …}`, or a data: address. @param {any} value @returns {any[]} */
 function pictures(value) {
   if (typeof value === "string") {
-    const found = /^data:(image\/[a-z]+);base64,(.*)$/s.exec(value);
-    return found ? [picture({ mime: found[1], data: found[2] })] : [];
+    const match = /^data:(image\/[a-z]+);base64,(.*)$/s.exec(value);
+    return match ? [picture({ mime: match[1], data: match[2] })] : [];
   }
   if (!value || typeof value !== "object") return [];
   const mime = value.mimeType ?? value.mime_type ?? value.mime;

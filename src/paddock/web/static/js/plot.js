@@ -20,13 +20,13 @@ function points(values, low, high, width, height) {
  * @param {{width?: number, height?: number, low?: number, high?: number, label?: string}} [options]
  */
 export function spark(values, { width = 120, height = 24, low, high, label = "" } = {}) {
-  const known = /** @type {number[]} */ (values.filter((value) => value !== null && value !== undefined));
-  if (!known.length) return h("span", { class: "muted" }, "–");
-  const least = low ?? Math.min(...known);
-  const most = high ?? Math.max(...known);
-  const said = label || `${known.length} values, from ${known[0].toPrecision(3)} to ${known[known.length - 1].toPrecision(3)}`;
-  if (known.length === 1) return chart(said, width, height, [h("circle", { cx: width / 2, cy: height / 2, r: 2.5, class: "dot" })], "spark");
-  return chart(said, width, height, [h("polyline", { points: points(known, least, most, width, height), class: "line" })], "spark");
+  const present = /** @type {number[]} */ (values.filter((value) => value !== null && value !== undefined));
+  if (!present.length) return h("span", { class: "muted" }, "–");
+  const least = low ?? Math.min(...present);
+  const most = high ?? Math.max(...present);
+  const description = label || `${present.length} values, from ${present[0].toPrecision(3)} to ${present[present.length - 1].toPrecision(3)}`;
+  if (present.length === 1) return chart(description, width, height, [h("circle", { cx: width / 2, cy: height / 2, r: 2.5, class: "dot" })], "spark");
+  return chart(description, width, height, [h("polyline", { points: points(present, least, most, width, height), class: "line" })], "spark");
 }
 
 /** One bar for each value, as for rewards of single rollouts. @param {(number | null)[]} values @param {{width?: number, height?: number, low?: number, high?: number, label?: string}} [options] */
@@ -66,11 +66,11 @@ export function linePlot(data, options) {
 
 /** @param {{x: number, y: number | null, low?: number, high?: number}[]} data @param {any} options */
 function lineChart(data, { width, height = 160, label, yLow, yHigh, xText = String, yText = (/** @type {number} */ y) => y.toPrecision(3) }) {
-  const known = data.filter((each) => each.y !== null);
-  if (!known.length) return h("p", { class: "muted" }, "Nothing to plot yet.");
+  const present = data.filter((each) => each.y !== null);
+  if (!present.length) return h("p", { class: "muted" }, "Nothing to plot yet.");
   const pad = { left: 44, right: 8, top: 8, bottom: 20 };
-  const xs = known.map((each) => each.x);
-  const ys = known.flatMap((each) => [each.low ?? each.y, each.high ?? each.y]).map(Number);
+  const xs = present.map((each) => each.x);
+  const ys = present.flatMap((each) => [each.low ?? each.y, each.high ?? each.y]).map(Number);
   const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
   const [y0, y1] = [yLow ?? Math.min(...ys), yHigh ?? Math.max(...ys)];
   const px = (/** @type {number} */ x) => pad.left + (x1 > x0 ? ((x - x0) / (x1 - x0)) * (width - pad.left - pad.right) : (width - pad.left - pad.right) / 2);
@@ -82,13 +82,13 @@ function lineChart(data, { width, height = 160, label, yLow, yHigh, xText = Stri
     h("text", { x: pad.left, y: height - 5, class: "tick" }, xText(x0)),
     h("text", { x: width - pad.right, y: height - 5, class: "tick end" }, x1 > x0 ? xText(x1) : ""),
   ];
-  if (known.some((each) => each.low !== undefined)) {
-    const above = known.map((each) => `${px(each.x).toFixed(1)},${py(Number(each.high ?? each.y)).toFixed(1)}`);
-    const below = known.map((each) => `${px(each.x).toFixed(1)},${py(Number(each.low ?? each.y)).toFixed(1)}`).reverse();
+  if (present.some((each) => each.low !== undefined)) {
+    const above = present.map((each) => `${px(each.x).toFixed(1)},${py(Number(each.high ?? each.y)).toFixed(1)}`);
+    const below = present.map((each) => `${px(each.x).toFixed(1)},${py(Number(each.low ?? each.y)).toFixed(1)}`).reverse();
     parts.push(h("polygon", { points: [...above, ...below].join(" "), class: "band" }));
   }
-  parts.push(h("polyline", { points: known.map((each) => `${px(each.x).toFixed(1)},${py(Number(each.y)).toFixed(1)}`).join(" "), class: "line" }));
-  if (known.length <= 60) for (const each of known) parts.push(h("circle", { cx: px(each.x), cy: py(Number(each.y)), r: 2.2, class: "dot" }, h("title", null, `${xText(each.x)}: ${yText(Number(each.y))}`)));
+  parts.push(h("polyline", { points: present.map((each) => `${px(each.x).toFixed(1)},${py(Number(each.y)).toFixed(1)}`).join(" "), class: "line" }));
+  if (present.length <= 60) for (const each of present) parts.push(h("circle", { cx: px(each.x), cy: py(Number(each.y)), r: 2.2, class: "dot" }, h("title", null, `${xText(each.x)}: ${yText(Number(each.y))}`)));
   return chart(label, width, height, parts, "wide");
 }
 
@@ -117,8 +117,8 @@ function histogramChart(buckets, { width, height = 110, label, text = String }) 
   const step = width / Math.max(1, buckets.length);
   const bars = buckets.map((bucket, index) => {
     const tall = (bucket.count / most) * (height - 22);
-    const said = `${text(bucket.from)} to ${text(bucket.to)}: ${bucket.count}`;
-    return h("rect", { x: index * step + 0.5, y: height - 16 - tall, width: Math.max(1, step - 1), height: Math.max(bucket.count ? 1 : 0, tall), class: "bar" }, h("title", null, said));
+    const description = `${text(bucket.from)} to ${text(bucket.to)}: ${bucket.count}`;
+    return h("rect", { x: index * step + 0.5, y: height - 16 - tall, width: Math.max(1, step - 1), height: Math.max(bucket.count ? 1 : 0, tall), class: "bar" }, h("title", null, description));
   });
   const ends = buckets.length
     ? [h("text", { x: 0, y: height - 3, class: "tick" }, text(buckets[0].from)), h("text", { x: width, y: height - 3, class: "tick end" }, text(buckets[buckets.length - 1].to))]

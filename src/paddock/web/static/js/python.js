@@ -26,11 +26,11 @@ export function episodeAsPython(url, turns, isTools) {
   const lines = ["from paddock import SyncClient", "", `with SyncClient(${pythonLiteral(url)}) as env:`];
   for (const turn of turns) {
     if (turn.kind === "reset") {
-      const given = Object.entries(turn.asked).map(([name, value]) => `${name}=${pythonLiteral(value)}`).join(", ");
-      lines.push(`    result = env.reset(${given})`);
+      const parameters = Object.entries(turn.sent).map(([name, value]) => `${name}=${pythonLiteral(value)}`).join(", ");
+      lines.push(`    result = env.reset(${parameters})`);
     } else if (isTools) {
-      lines.push(`    result = env.step(${pythonLiteral(turn.asked)})`);
-    } else lines.push(`    result = env.step(${pythonLiteral(turn.asked)})`);
+      lines.push(`    result = env.step(${pythonLiteral(turn.sent)})`);
+    } else lines.push(`    result = env.step(${pythonLiteral(turn.sent)})`);
     lines.push("    print(result.observation, result.reward, result.done)");
   }
   return lines.join("\n");

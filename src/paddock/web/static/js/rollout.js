@@ -8,6 +8,8 @@ import { outcomeTag } from "./rollouts.js";
 import { placeUrl } from "./router.js";
 import { changesPanel } from "./changes.js";
 import { graphPanel } from "./graph.js";
+import { sandboxPanel } from "./sandbox.js";
+import { stepPanel } from "./steps.js";
 import { timelinePanel } from "./timeline.js";
 import { tokensPanel } from "./tokens.js";
 import { transcriptPanel } from "./transcript.js";
@@ -26,6 +28,7 @@ const TABS = [
   { name: "tokens", title: "Tokens", draw: tokensPanel },
   { name: "verifier", title: "Verifier", draw: verifierPanel },
   { name: "files", title: "Files", draw: changesPanel },
+  { name: "sandbox", title: "Sandbox", draw: sandboxPanel },
   { name: "logs", title: "Logs", draw: logsPanel },
   { name: "config", title: "Configuration", draw: configPanel },
 ];
@@ -34,10 +37,10 @@ const TABS = [
 export async function rolloutView(place, signal) {
   const id = place.parts[1];
   const rollout = await get(`rollouts/${id}`, {}, signal);
-  const shown = TABS.find((tab) => tab.name === place.parts[2]) ?? TABS[0];
+  const activeTab = TABS.find((tab) => tab.name === place.parts[2]) ?? TABS[0];
   document.title = `${rollout.task_id} · Paddock`;
   const head = h("header", { class: "rollout-head" });
-  const body = h("section", { class: "tab-body", "aria-label": shown.title }, h("p", { class: "muted" }, "Loading…"));
+  const body = h("section", { class: "tab-body", "aria-label": activeTab.title }, h("p", { class: "muted" }, "Loading…"));
 
   /** @type {((items: any[]) => void)[]} */
   const itemTakers = [];
@@ -51,7 +54,7 @@ export async function rolloutView(place, signal) {
     rollout,
     place,
     signal,
-    calls: () => (calls ??= get(`rollouts/${id}/calls`, {}, signal).then((found) => found.calls)),
+    calls: () => (calls ??= get(`rollouts/${id}/calls`, {}, signal).then((result) => result.calls)),
     onItems: (take) => itemTakers.push(take),
     onCalls: (take) => callTakers.push(take),
   };
@@ -63,13 +66,13 @@ export async function rolloutView(place, signal) {
     live(
       `rollouts/${id}/live`,
       {
-        items: (told) => itemTakers.forEach((take) => take(told.items)),
-        calls: (told) => {
+        items: (update) => itemTakers.forEach((take) => take(update.items)),
+        calls: (update) => {
           calls = null;
-          callTakers.forEach((take) => take(told.calls));
+          callTakers.forEach((take) => take(update.calls));
         },
-        summary: (told) => {
-          Object.assign(rollout, told);
+        summary: (update) => {
+          Object.assign(rollout, update);
           drawHead();
         },
         done: () => finish(),
@@ -84,7 +87,7 @@ export async function rolloutView(place, signal) {
   }
   /** @param {number} by */
   const tab = (by) => {
-    const next = TABS[(TABS.indexOf(shown) + by + TABS.length) % TABS.length];
+    const next = TABS[(TABS.indexOf(activeTab) + by + TABS.length) % TABS.length];
     location.hash = placeUrl(["rollouts", id, next.name]);
   };
   useKeys(
@@ -96,14 +99,14 @@ export async function rolloutView(place, signal) {
     signal,
   );
   Promise.resolve()
-    .then(() => shown.draw(scene))
+    .then(() => activeTab.draw(scene))
     .then((panel) => fill(body, panel))
     .catch((error) => signal.aborted || fill(body, broken(error)));
   return h(
     "div",
     { class: "view rollout" },
     head,
-    h("nav", { class: "tabs", "aria-label": "About this rollout" }, TABS.map((each) => h("a", { href: placeUrl(["rollouts", id, each.name]), "aria-current": each === shown ? "page" : null }, each.title))),
+    h("nav", { class: "tabs", "aria-label": "About this rollout" }, TABS.map((each) => h("a", { href: placeUrl(["rollouts", id, each.name]), "aria-current": each === activeTab ? "page" : null }, each.title))),
     body,
   );
 }
@@ -113,7 +116,8 @@ function headOf(rollout) {
   const facts = [
     rollout.agent && `${rollout.agent}${rollout.driver && rollout.driver !== "run" ? ` (${rollout.driver})` : ""}`,
     modelName(rollout.model),
-    rollout.sandbox,
+    rollout.image?.name ? `${rollout.sandbox} on ${rollout.image.name}` : rollout.sandbox,
+    rollout.verifier?.mode && `${rollout.verifier.mode} verifier`,
     dateTime(rollout.started_at),
     duration(rollout.wall_s ?? Date.now() / 1000 - rollout.started_at),
     `${count(rollout.call_count ?? rollout.calls)} calls`,
@@ -166,15 +170,17 @@ function compareChoice(id, siblings) {
 
 /** @param {Scene} scene */
 function verifierPanel({ rollout }) {
-  const { stdout = "", stderr = "", exit_code: code = null } = rollout.verifier ?? {};
+  const { stdout = "", stderr = "", exit_code: code = null, mode = "", reason = "" } = rollout.verifier ?? {};
   const scores = (rollout.scores ?? []).map((/** @type {any} */ score) =>
     h("tr", null, h("td", null, dateTime(score.at)), h("td", { class: "number" }, rewardText(score.reward)), h("td", null, score.reason ?? ""), h("td", null, score.note ?? "")),
   );
-  if (!stdout && !stderr && !rollout.outcome) return empty("The verifier has not run yet", h("p", null, "It runs in a sandbox of its own once the agent is done."));
+  if (!stdout && !stderr && !rollout.outcome && !rollout.steps?.length) return empty("The verifier has not run yet", h("p", null, "It runs in a sandbox of its own once the agent is done."));
   return h(
     "div",
     { class: "stack" },
+    stepPanel(rollout.steps ?? []),
     h("p", null, `Reward ${rewardText(rollout.reward)}`, rollout.reward_reason ? ` (${rollout.reward_reason})` : "", code === null || code === undefined ? "" : `, the tests ended with ${code}`),
+    mode ? h("p", { class: "muted" }, `Mode ${mode}${reason ? `: ${reason}` : ""}`) : null,
     logBlock("What it printed", stdout),
     stderr ? logBlock("Errors it printed", stderr) : null,
     scores.length ? h("div", { class: "panel" }, h("h2", null, "Verified again"), h("table", { class: "plain" }, h("thead", null, h("tr", null, ["When", "Reward", "Reason", "Note"].map((title) => h("th", { scope: "col" }, title)))), h("tbody", null, scores))) : null,
@@ -185,9 +191,9 @@ function verifierPanel({ rollout }) {
 function logsPanel({ rollout }) {
   const logs = rollout.logs ?? {};
   const names = { agent: "The agent", proxy: "The capture proxy", install: "Installing" };
-  const found = Object.entries(names).filter(([name]) => logs[name]);
-  if (!found.length) return empty("No logs", h("p", null, rollout.live ? "They are kept when the rollout ends." : "Nothing was printed."));
-  return h("div", { class: "stack" }, found.map(([name, title]) => logBlock(title, logs[name])));
+  const printed = Object.entries(names).filter(([name]) => logs[name]);
+  if (!printed.length) return empty("No logs", h("p", null, rollout.live ? "They are kept when the rollout ends." : "Nothing was printed."));
+  return h("div", { class: "stack" }, printed.map(([name, title]) => logBlock(title, logs[name])));
 }
 
 /** @param {string} title @param {string} text */

@@ -160,20 +160,20 @@ const isBroken = (error) => error instanceof ApiError && error.status >= 500;
 /** Keep what is seen up to date. @param {VirtualList<any>} list @param {() => Promise<void>} show @param {() => void} drawFigures @param {AbortSignal} signal */
 function follow(list, show, drawFigures, signal) {
   let waiting = 0;
-  /** @param {{rows: any[]}} told */
+  /** @param {{rows: any[]}} update */
   function onRows({ rows }) {
     const newer = new Map(rows.map((row) => [row.rollout_id, row]));
-    let known = 0;
+    let replaced = 0;
     list.update((row) => {
-      const found = newer.get(row.rollout_id);
-      if (found) known++;
-      return found;
+      const newest = newer.get(row.rollout_id);
+      if (newest) replaced++;
+      return newest;
     });
     if (waiting || signal.aborted) return;
     waiting = setTimeout(async () => {
       waiting = 0;
       if (signal.aborted) return;
-      if (known < newer.size) await (list.total ? list.refresh() : show());
+      if (replaced < newer.size) await (list.total ? list.refresh() : show());
       drawFigures();
     }, REFRESH_MS);
   }
@@ -210,11 +210,11 @@ function rowElement(row) {
 /** @param {any} stats */
 function figureCards(stats) {
   const kinds = Object.entries(stats.outcomes).map(([name, value]) => ({ name, value: Number(value) }));
-  const said = kinds.map((kind) => `${kind.value} ${kind.name}`).join(", ");
+  const description = kinds.map((kind) => `${kind.value} ${kind.name}`).join(", ");
   const series = stats.series.map((/** @type {any} */ each) => each.mean);
   return [
     card("Mean reward", rewardText(stats.mean_reward), stats.ci ? `95 %: ${rewardText(stats.ci[0])} to ${rewardText(stats.ci[1])}` : `${count(stats.scored)} scored`, spark(series, { label: "Mean reward over time" })),
-    card("Outcomes", stats.total ? percent((stats.outcomes.ok ?? 0) / stats.total) + " ok" : "–", said, shareBar(kinds, `Outcomes: ${said}`)),
+    card("Outcomes", stats.total ? percent((stats.outcomes.ok ?? 0) / stats.total) + " ok" : "–", description, shareBar(kinds, `Outcomes: ${description}`)),
     card("Tokens", count(stats.prompt_tokens + stats.completion_tokens), `${count(stats.completion_tokens)} sampled`),
     card("Time", duration(stats.wall.p50), `95 % under ${duration(stats.wall.p95)}`),
     card("Running", count(stats.running), `${count(stats.total)} in all`),

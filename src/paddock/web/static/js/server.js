@@ -13,40 +13,40 @@ export async function serverView(place, signal) {
   /** @type {number[]} */
   const rates = [];
   let before = { steps: 0, at: 0 };
-  /** @param {any} told */
-  function draw(told) {
+  /** @param {any} status */
+  function draw(status) {
     const now = Date.now() / 1000;
-    if (before.at) rates.push(Math.max(0, (told.steps - before.steps) / Math.max(0.2, now - before.at)));
+    if (before.at) rates.push(Math.max(0, (status.steps - before.steps) / Math.max(0.2, now - before.at)));
     if (rates.length > KEPT) rates.shift();
-    before = { steps: told.steps, at: now };
-    fill(body, serverCards(told, rates), latencyPanel(told.latency), errorsPanel(told.errors), sessionsPanel(told.sessions));
+    before = { steps: status.steps, at: now };
+    fill(body, serverCards(status, rates), latencyPanel(status.latency), errorsPanel(status.errors), sessionsPanel(status.sessions));
   }
   draw(await get("server", {}, signal));
   live("server/live", { server: draw }, signal);
   return h("div", { class: "view" }, h("h1", null, "Server"), body);
 }
 
-/** @param {any} told @param {number[]} rates */
-function serverCards(told, rates) {
-  const { health } = told;
+/** @param {any} status @param {number[]} rates */
+function serverCards(status, rates) {
+  const { health } = status;
   const cards = [
     ["Status", health.status ?? "–", health.environment ?? "", null],
     ["Sessions", `${count(health.sessions)} of ${count(health.capacity)}`, `${count(health.available ?? health.capacity - health.sessions)} free`, null],
-    ["Waiting", count(told.queue ?? health.waiting ?? 0), "newcomers in the queue", null],
-    ["Steps", count(told.steps), rates.length ? `${count(Math.round(rates[rates.length - 1]))} a second now` : "", spark(rates, { low: 0, label: "Steps a second" })],
+    ["Waiting", count(status.queue ?? health.waiting ?? 0), "newcomers in the queue", null],
+    ["Steps", count(status.steps), rates.length ? `${count(Math.round(rates[rates.length - 1]))} a second now` : "", spark(rates, { low: 0, label: "Steps a second" })],
   ];
   return h("section", { class: "figures", "aria-label": "Figures" }, cards.map(([title, figure, words, picture]) => h("div", { class: "card" }, h("h2", null, title), h("div", { class: "figure" }, figure), picture, h("p", { class: "muted" }, words))));
 }
 
 /** @param {Record<string, {buckets: [number | string, number][], sum: number, count: number}>} latency */
 function latencyPanel(latency) {
-  const known = Object.entries(latency ?? {}).filter(([, each]) => each.count);
-  if (!known.length) return h("section", { class: "panel" }, h("h2", null, "Latency"), h("p", { class: "muted" }, "No call yet."));
+  const measured = Object.entries(latency ?? {}).filter(([, each]) => each.count);
+  if (!measured.length) return h("section", { class: "panel" }, h("h2", null, "Latency"), h("p", { class: "muted" }, "No call yet."));
   return h(
     "section",
     { class: "panel", "aria-label": "Latency" },
     h("h2", null, "Latency of environment calls"),
-    h("div", { class: "histograms" }, known.map(([name, each]) => h("figure", null, h("figcaption", null, `${name}: ${count(each.count)} calls, mean ${duration(each.sum / each.count)}`), histogram(bucketed(each.buckets), { label: `Latency of ${name}`, text: duration })))),
+    h("div", { class: "histograms" }, measured.map(([name, each]) => h("figure", null, h("figcaption", null, `${name}: ${count(each.count)} calls, mean ${duration(each.sum / each.count)}`), histogram(bucketed(each.buckets), { label: `Latency of ${name}`, text: duration })))),
   );
 }
 
@@ -54,25 +54,25 @@ function latencyPanel(latency) {
 export function bucketed(buckets) {
   let from = 0;
   let before = 0;
-  const found = buckets.map(([bound, upTo]) => {
+  const counts = buckets.map(([bound, upTo]) => {
     const to = bound === "+Inf" || bound === null ? Infinity : Number(bound);
     const bucket = { from, to, count: upTo - before };
     from = to;
     before = upTo;
     return bucket;
   });
-  const last = found[found.length - 1];
+  const last = counts[counts.length - 1];
   if (last && last.to === Infinity) last.to = last.from;
   // One empty bucket on each side shows that it is empty there.
-  while (found.length > 3 && !found[found.length - 1].count && !found[found.length - 2].count) found.pop();
-  while (found.length > 3 && !found[0].count && !found[1].count) found.shift();
-  return found;
+  while (counts.length > 3 && !counts[counts.length - 1].count && !counts[counts.length - 2].count) counts.pop();
+  while (counts.length > 3 && !counts[0].count && !counts[1].count) counts.shift();
+  return counts;
 }
 
 /** @param {Record<string, number>} errors */
 function errorsPanel(errors) {
-  const known = Object.entries(errors ?? {}).filter(([, number]) => number);
-  return h("section", { class: "panel", "aria-label": "Errors" }, h("h2", null, "Errors"), known.length ? h("table", { class: "plain" }, h("tbody", null, known.map(([code, number]) => h("tr", null, h("td", null, code), h("td", { class: "number" }, count(number)))))) : h("p", { class: "muted" }, "None so far."));
+  const counted = Object.entries(errors ?? {}).filter(([, number]) => number);
+  return h("section", { class: "panel", "aria-label": "Errors" }, h("h2", null, "Errors"), counted.length ? h("table", { class: "plain" }, h("tbody", null, counted.map(([code, number]) => h("tr", null, h("td", null, code), h("td", { class: "number" }, count(number)))))) : h("p", { class: "muted" }, "None so far."));
 }
 
 /** @param {any[]} sessions */

@@ -21,6 +21,8 @@ export class EnvironmentSession {
     this.onState = onState;
     /** @type {WebSocket | null} */
     this.socket = null;
+    /** The connection that is open or being opened, shared by all requests. @type {Promise<WebSocket> | null} */
+    this.connection = null;
     /** @type {Map<number, {resolve: (data: any) => void, reject: (error: Error) => void}>} */
     this.waiting = new Map();
     this.number = 0;
@@ -28,9 +30,9 @@ export class EnvironmentSession {
 
   /** @returns {Promise<WebSocket>} */
   open() {
-    if (this.socket && this.socket.readyState === WebSocket.OPEN) return Promise.resolve(this.socket);
+    if (this.connection) return this.connection;
     this.onState("connecting");
-    return new Promise((resolve, reject) => {
+    this.connection = new Promise((resolve, reject) => {
       const url = new URL("../ws", location.href);
       url.protocol = url.protocol.replace("http", "ws");
       url.hash = "";
@@ -43,12 +45,14 @@ export class EnvironmentSession {
       socket.onmessage = (event) => this.take(String(event.data));
       socket.onclose = (event) => {
         this.onState("closed");
+        this.connection = null;
         const reason = event.code === 1013 ? "The server is full: all its sessions are taken." : `The connection ended (${event.code}${event.reason ? `, ${event.reason}` : ""}).`;
         reject(new Refused({ message: reason, hint: "Reset opens a new session." }));
         for (const { reject: refuse } of this.waiting.values()) refuse(new Refused({ message: reason, hint: "Reset opens a new session." }));
         this.waiting.clear();
       };
     });
+    return this.connection;
   }
 
   /** @param {string} type @param {any} [data] @returns {Promise<any>} */
@@ -68,11 +72,11 @@ export class EnvironmentSession {
     this.onFrame({ at: Date.now() / 1000, sent: false, text });
     const message = JSON.parse(text);
     const id = message.id ?? [...this.waiting.keys()][0];
-    const asked = this.waiting.get(id);
-    if (!asked || message.type === "queued") return;
+    const pending = this.waiting.get(id);
+    if (!pending || message.type === "queued") return;
     this.waiting.delete(id);
-    if (message.type === "error") asked.reject(new Refused(message.data ?? {}));
-    else asked.resolve(message.data);
+    if (message.type === "error") pending.reject(new Refused(message.data ?? {}));
+    else pending.resolve(message.data);
   }
 
   close() {

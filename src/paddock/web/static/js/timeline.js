@@ -46,16 +46,16 @@ function timeline(id, rollout, calls) {
     const end = call.ended ?? now;
     const bar = h("rect", { x: at(call.started), y, width: Math.max(2, at(end) - at(call.started)), height: LANE - 6, rx: 2, class: `call call-${call.error || call.aborted ? "failed" : call.label ?? call.role}` });
     const thought = call.first_token ? h("rect", { x: at(call.started), y, width: Math.max(0, at(call.first_token) - at(call.started)), height: LANE - 6, rx: 2, class: "call-wait" }) : null;
-    const said = `${call.id}, ${call.label ?? call.role}: ${count(call.prompt_tokens)} in, ${count(call.completion_tokens)} out, ${duration(end - call.started)}${call.error ? `, ${call.error}` : ""}`;
-    parts.push(svgLink(placeUrl(["rollouts", id, "tokens", call.id]), said, [bar, thought]));
+    const description = `${call.id}, ${call.label ?? call.role}: ${count(call.prompt_tokens)} in, ${count(call.completion_tokens)} out, ${duration(end - call.started)}${call.error ? `, ${call.error}` : ""}`;
+    parts.push(svgLink(placeUrl(["rollouts", id, "tokens", call.id]), description, [bar, thought]));
   });
   for (let share = 0; share <= 4; share++) {
     const time = first + ((last - first) * share) / 4;
     parts.push(h("text", { x: at(time), y: tall - 6, class: `tick ${share === 4 ? "end" : ""}` }, duration(time - first)));
   }
-  const said = phases.map((/** @type {any} */ phase) => `${phase.name} ${duration((phase.end ?? last) - phase.start)}`).join(", ");
+  const description = phases.map((/** @type {any} */ phase) => `${phase.name} ${duration((phase.end ?? last) - phase.start)}`).join(", ");
   return [
-    h("div", { class: "panel scroll-x" }, h("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${tall}`, role: "group", "aria-label": `Timeline: ${said}; ${calls.length} model calls` }, parts)),
+    h("div", { class: "panel scroll-x" }, h("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${tall}`, role: "group", "aria-label": `Timeline: ${description}; ${calls.length} model calls` }, parts)),
     h("p", { class: "muted" }, "Light: waiting for the first token. Click a call to see its tokens."),
   ];
 }

@@ -40,7 +40,7 @@ export async function tokensPanel({ id, calls, place, signal, rollout }) {
   const path = `rollouts/${id}/calls/${call.id}/tokens`;
   const completion = section(path, "completion", call.completion_tokens, details, signal);
   const prompt = section(path, "prompt", call.prompt_tokens, details, signal);
-  const told = driftText(call);
+  const drift = driftText(call);
   pieces.append(
     h("section", { "aria-label": "Sampled tokens" }, h("h2", null, `Sampled: ${count(call.completion_tokens)} tokens`), call.completion_tokens ? completion : h("p", { class: "muted" }, "The endpoint told no tokens of its answer.")),
     h("section", { "aria-label": "Prompt tokens" }, h("h2", null, `Prompt: ${count(call.prompt_tokens)} tokens`, call.shared_tokens ? h("span", { class: "muted" }, `, the first ${count(call.shared_tokens)} are those of ${call.parent}`) : ""), call.prompt_tokens ? prompt : h("p", { class: "muted" }, "The endpoint told no tokens of the prompt.")),
@@ -58,7 +58,7 @@ export async function tokensPanel({ id, calls, place, signal, rollout }) {
       h("span", { class: call.trainable ? "muted" : "error-text" }, call.trainable ? `trained on: ${count(call.completion_tokens)} tokens` : `not trained on: ${call.untrainable_because}`),
       h("span", { class: "muted" }, [call.engine, call.model, call.weight_version && `weights ${call.weight_version}`, call.level, call.temperature !== null && call.temperature !== undefined && `temperature ${call.temperature}`, call.logprobs_kind && `${call.logprobs_kind} logprobs`, call.caller && `caller ${call.caller}`].filter(Boolean).join(" · ")),
     ),
-    told ? h("p", { class: "panel drift" }, told) : null,
+    drift ? h("p", { class: "panel drift" }, drift) : null,
     entropyPanel(id, call, signal),
     h("div", { class: "tokens-layout" }, pieces, details),
     requestPanel(id, call.id, signal),
@@ -143,7 +143,7 @@ function section(path, part, total, details, signal) {
   /** @param {Event} event */
   const point = (event) => {
     const token = /** @type {HTMLElement} */ (event.target).closest?.(".token");
-    if (token) fill(details, tokenDetails(/** @type {any} */ (token).told));
+    if (token) fill(details, tokenDetails(/** @type {any} */ (token).details));
   };
   root.addEventListener("pointerover", point);
   root.addEventListener("focusin", point);
@@ -177,7 +177,7 @@ function tokenElements(columns, part) {
     const element = h("span", { class: classes.filter(Boolean).join(" "), tabindex: index === 0 ? 0 : -1 }, text === null ? `⟨${id}⟩` : shownText(text));
     if (logprob !== null) element.style.setProperty("--unsure", String(Math.min(1, -logprob / REDDEST)));
     if (entropy !== null) element.style.setProperty("--entropy", String(Math.min(1, entropy / 2)));
-    element.told = { id, text, logprob, entropy, mask, position, part, top: columns.top?.[index] ?? null, isShared };
+    element.details = { id, text, logprob, entropy, mask, position, part, top: columns.top?.[index] ?? null, isShared };
     return element;
   });
 }
@@ -222,8 +222,8 @@ function requestPanel(id, call, signal) {
       ontoggle: async () => {
         if (!fold.open || body.firstChild) return;
         try {
-          const told = await get(`rollouts/${id}/calls/${call}`, {}, signal);
-          fill(body, [["The answer", told.message], ["What the agent asked", told.raw_request ?? told.request], ["What was sent to the engine", told.forwarded], ["Attempts before", told.attempts], ["Usage", told.usage]].filter(([, value]) => value && (!Array.isArray(value) || value.length)).map(([title, value]) => [h("h3", null, title), h("pre", { tabindex: 0 }, JSON.stringify(value, null, 2))]));
+          const full = await get(`rollouts/${id}/calls/${call}`, {}, signal);
+          fill(body, [["The answer", full.message], ["What the agent asked", full.raw_request ?? full.request], ["What was sent to the engine", full.forwarded], ["Attempts before", full.attempts], ["Usage", full.usage]].filter(([, value]) => value && (!Array.isArray(value) || value.length)).map(([title, value]) => [h("h3", null, title), h("pre", { tabindex: 0 }, JSON.stringify(value, null, 2))]));
         } catch (error) {
           if (!signal.aborted) fill(body, broken(error));
         }

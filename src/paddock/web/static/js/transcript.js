@@ -16,7 +16,8 @@ export async function transcriptPanel({ id, rollout, signal, onItems }) {
   const list = h("div", { class: "transcript", role: "feed", "aria-label": "Transcript" });
   const end = h("div", { class: "transcript-end" });
   const following = h("input", { type: "checkbox", checked: rollout.live, id: "follow" });
-  let after = 0;
+  /** The `seq` of the item that comes next. */
+  let next = 0;
   let isComplete = false;
   /** @type {Promise<void> | null} */
   let loading = null;
@@ -26,9 +27,9 @@ export async function transcriptPanel({ id, rollout, signal, onItems }) {
   /** @param {any[]} items */
   function add(items) {
     for (const item of items) {
-      if (item.seq <= after) replace(item);
+      if (item.seq < next) replace(item);
       else {
-        after = item.seq;
+        next = item.seq + 1;
         list.appendChild(itemElement(item, id));
       }
     }
@@ -37,18 +38,18 @@ export async function transcriptPanel({ id, rollout, signal, onItems }) {
 
   /** A tool that was running has its result now. @param {any} item */
   function replace(item) {
-    const known = list.querySelector(`[data-seq="${Number(item.seq)}"]`);
-    if (known) known.replaceWith(itemElement(item, id));
+    const existing = list.querySelector(`[data-seq="${Number(item.seq)}"]`);
+    if (existing) existing.replaceWith(itemElement(item, id));
   }
 
   function load() {
     loading ??= (async () => {
       try {
-        const page = await get(`rollouts/${id}/transcript`, { after, limit: ITEMS_A_PAGE }, signal);
+        const page = await get(`rollouts/${id}/transcript`, { after: next, limit: ITEMS_A_PAGE }, signal);
         add(page.items);
         isComplete = page.items.length < ITEMS_A_PAGE;
         if (isComplete && early.size) {
-          add([...early.values()].filter((item) => item.seq > after).sort((a, b) => a.seq - b.seq));
+          add([...early.values()].filter((item) => item.seq >= next).sort((a, b) => a.seq - b.seq));
           early.clear();
         }
         fill(end, isComplete ? null : h("span", { class: "muted" }, "More below…"));
@@ -134,6 +135,9 @@ function described(item) {
       return { title: "Image", kind: "image", body: picture(item) };
     case "event":
       return { title: "Now", kind: "now", body: longText(item.text ?? JSON.stringify(item.data ?? {})) };
+    case "note":
+      if (item.note === "warning") return { title: "Warning", kind: "note", body: h("p", { class: "error-text" }, `warning: ${item.text}`) };
+    // falls through
     default:
       return { title: "Note", kind: "note", body: h("p", { class: "muted" }, item.text ?? "") };
   }

@@ -109,8 +109,8 @@ export class VirtualList {
 
   /** @param {number} page */
   load(page) {
-    const known = this.pages.get(page);
-    if (known) return known;
+    const cached = this.pages.get(page);
+    if (cached) return cached;
     const generation = this.generation;
     const loading = this.options.fetch(page * PAGE, PAGE).then(
       ({ total, rows }) => {

@@ -1,1 +1,0 @@
-"""OpenEnv's environment classes on our server, unmodified."""

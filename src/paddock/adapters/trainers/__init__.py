@@ -1,4 +1,0 @@
-"""Doors into trainers while they run: each module is for one trainer, and imports it when it is used.
-
-What was captured already goes out through `paddock.rollouts.export`.
-"""

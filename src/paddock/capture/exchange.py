@@ -1,0 +1,341 @@
+"""One model call: build the request, send it, pass the response on to the agent, fill the record of the call.
+
+Knows the upstream and a `Reply` to write to, and no HTTP server. Retries happen here and nowhere else, and only while
+nothing of a response has reached the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from paddock.capture.call_summary import CallTimes
+from paddock.capture.completion import Completion
+from paddock.capture.errors import ErrorReply, UpstreamFailure
+from paddock.capture.reply import AgentDisconnected
+from paddock.capture.tokenizer import PromptIds
+from paddock.capture.upstream import retry_pause
+from paddock.capture.upstream_request import Compatibility, UpstreamRequest, adapt, build_request
+from paddock.protocol.sse import DONE, EventReader, EventTooLong
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from paddock.capture.dialects.base import ReplyWriter
+    from paddock.capture.engines import InferenceEngine
+    from paddock.capture.masking import Mask
+    from paddock.capture.reply import Reply
+    from paddock.capture.settings import CaptureSettings
+    from paddock.capture.trace import Call
+    from paddock.capture.upstream import Upstream, UpstreamResponse
+    from paddock.models.endpoint import Endpoint
+
+    Chunk = tuple[bytes, dict[str, Any], bool]
+    """The bytes of a chunk, the chunk, and whether fields were removed from it."""
+
+MAX_ADAPTATIONS = 6
+"""How often one call may be changed and sent again because the endpoint refused a field."""
+FINAL_MESSAGE = "the model endpoint does not work, and the attempts at this call are used up"
+"""Agents search errors for words and numbers that promise success on a retry. This text has none of them: the proxy
+has retried already. The record of the call keeps the reason."""
+UNEXPECTED_FORM = (AttributeError, KeyError, TypeError, ValueError)
+"""What reading a response of an unexpected form raises."""
+LAST_ERROR_SECONDS = 2.0
+PATH = "/chat/completions"
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Fills `call`. After `run`, `failure` is set if the endpoint failed or refused."""
+
+    call: Call
+    chat: dict[str, Any]
+    """The agent's request as a chat completion."""
+    writer: ReplyWriter
+    """Writes the reply in the agent's dialect."""
+    endpoint: Endpoint
+    upstream: Upstream
+    settings: CaptureSettings
+    reply: Reply
+    mask: Mask
+    error_body: Callable[[ErrorReply], bytes]
+    """Writes an error in the agent's dialect."""
+    headers: Mapping[str, str]
+    """Those of the agent's request that are forwarded."""
+    max_tokens: int
+    """The most tokens that this call may sample."""
+    ends_at: float
+    """When the call must have ended, on the event loop's clock."""
+    failure: UpstreamFailure | None = None
+    times: CallTimes = field(default_factory=CallTimes)
+    _completion: Completion = field(init=False)
+    _is_delivered: bool = False
+    """The agent has the whole reply."""
+    _is_committed: bool = False
+    """The writer has got a part of the completion, so no other attempt can replace it."""
+    _engine: InferenceEngine = field(init=False)
+    _prompt_ids: PromptIds = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._prompt_ids = PromptIds(self.endpoint, self.upstream)
+        self._reset_completion()
+
+    def _reset_completion(self) -> None:
+        """Each attempt has its own completion: nothing of a failed attempt may be in the next one."""
+        self._completion = Completion(strip=self.settings.transparent)
+        self.call.first_token = None
+
+    async def run(self) -> None:
+        """Answer the agent. Returns when the call has ended, however it went; only cancellation is raised."""
+        try:
+            await self._run_until_timeout()
+        except AgentDisconnected:
+            self._abort("the agent hung up")
+        except asyncio.CancelledError:
+            self._abort("the call was cut off")
+            raise
+        except Exception as error:
+            self.call.error = self.mask.text(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self._prompt_ids.cancel()
+            self._completion.set_weight_version(self.settings.weights.current(), from_engine=False)
+            self._completion.copy_to(self.call)
+
+    async def _run_until_timeout(self) -> None:
+        try:
+            async with asyncio.timeout_at(self.ends_at):
+                await self._attempt_until_answered()
+        except TimeoutError:
+            if self._is_delivered:
+                return
+            self.call.aborted = True
+            # The agent may have stopped reading, so sending the error has a short deadline.
+            failure = UpstreamFailure("the call took too long and was ended", status=self.call.status)
+            try:
+                async with asyncio.timeout(LAST_ERROR_SECONDS):
+                    await self._send_error(failure)
+            except TimeoutError:
+                self._abort("the agent stopped reading")
+
+    def _abort(self, reason: str) -> None:
+        if not self._is_delivered:
+            self.call.aborted = True
+            self.call.error = self.call.error or reason
+
+    # -- attempts -----------------------------------------------------------------------------------
+
+    async def _attempt_until_answered(self) -> None:
+        self._engine = await self.upstream.detect_engine(self.endpoint)
+        self.call.engine = self._engine.name
+        self.call.model = self.endpoint.name
+        initial = self.upstream.compatibility(self.endpoint)
+        compatibility, failures, adaptations = initial, 0, 0
+        while True:
+            request = self._build_request(compatibility)
+            started = time.time()
+            try:
+                await self._attempt(request)
+            except UpstreamFailure as failure:
+                if self._is_committed:
+                    return await self._send_error(failure, invite_retry=True)
+                adapted = None
+                if adaptations < MAX_ADAPTATIONS and not failure.is_context_overflow:
+                    error = f"{failure.message} {failure.param or ''}"
+                    adapted = adapt(request, compatibility, failure.status, error)
+                if adapted is not None:
+                    compatibility, adaptations = adapted, adaptations + 1
+                    # Without the refused field, the prompt may be another one.
+                    self._prompt_ids.cancel()
+                    self._record_attempt(failure, started)
+                    continue
+                failures += 1
+                pause = retry_pause(self.settings, failures, failure)
+                is_too_late = asyncio.get_running_loop().time() + pause >= self.ends_at
+                if not failure.retryable or failures >= self.settings.attempts or is_too_late:
+                    return await self._send_error(failure)
+                self._record_attempt(failure, started)
+                self.times.start_pause()
+                await asyncio.sleep(pause)
+            else:
+                # Only a success proves that the dropped fields were the refused ones.
+                if compatibility != initial:
+                    self.upstream.set_compatibility(self.endpoint, compatibility)
+                return None
+
+    def _build_request(self, compatibility: Compatibility) -> UpstreamRequest:
+        request = build_request(
+            self.chat,
+            model=self.endpoint.name,
+            engine=self._engine,
+            settings=self.settings,
+            compatibility=compatibility,
+            max_tokens=self.max_tokens,
+        )
+        self.call.forwarded = self.mask.value(request.parameters)
+        temperature = request.body.get("temperature")
+        self.call.temperature = float(temperature) if isinstance(temperature, int | float) else None
+        self.call.logprobs_kind = self._engine.logprobs_kind
+        return request
+
+    async def _attempt(self, request: UpstreamRequest) -> None:
+        idle = self.settings.idle_timeout if request.is_stream else self.settings.unary_timeout
+        self._reset_completion()
+        if self._engine.fetch_prompt_ids is not None and self.settings.transparent:
+            self._prompt_ids.request(self._engine.fetch_prompt_ids, request.body)
+        self.call.status = None
+        self.call.admitted_version = self.settings.weights.current()
+        payload = orjson.dumps(request.body)
+        self.times.start_attempt(streamed=request.is_stream)
+        try:
+            async with self.upstream.post(self.endpoint, PATH, payload, headers=self.headers, idle=idle) as response:
+                self.call.status = response.status
+                self.times.record_byte()
+                self._completion.set_weight_version(response.headers.get("x-weight-version"))
+                if response.is_stream and not request.is_stream:
+                    raise UpstreamFailure("the endpoint streams although it was not asked to", status=response.status)
+                await (self._pass_stream(response) if response.is_stream else self._pass_document(response))
+        except UpstreamFailure as failure:
+            self.call.status = failure.status or self.call.status
+            raise
+        if not self._completion.prompt_ids:
+            self._completion.prompt_ids = await self._prompt_ids.wait(self._completion.usage.get("prompt_tokens"))
+
+    def _record_attempt(self, failure: UpstreamFailure, started: float) -> None:
+        attempt = {"status": failure.status, "error": self.mask.text(failure.message)}
+        self.call.attempts.append({**attempt, "started": started, "ended": time.time()})
+
+    # -- responses ----------------------------------------------------------------------------------
+
+    async def _pass_stream(self, response: UpstreamResponse) -> None:
+        """Pass events on as they arrive. The result does not depend on how they are split into reads: events before
+        a broken one are passed on before the attempt fails, even if all came in one read."""
+        reader, done = EventReader(), False
+        pending: list[Chunk] = []
+        async for piece in response.pieces():
+            failure: UpstreamFailure | None = None
+            try:
+                events = read_events(reader, piece)
+                if not reader.only_comments:
+                    self.times.record_byte()
+                done = self._read_chunks(events, pending)
+            except UpstreamFailure as error:
+                failure = error
+            # The first chunks are held back until there is content: until then a failed attempt can be repeated.
+            if self._completion.has_content and (pending or done):
+                await self._send_pending(pending, done=done)
+            if failure is not None:
+                raise failure
+            if done:
+                break
+        if self._completion.finish_reason is None:
+            raise UpstreamFailure("the endpoint ended its stream in the middle of an answer", status=response.status)
+        if not done:
+            await self.reply.send_events(self._write([], end=True))
+            self._is_delivered = True
+        await self.reply.finish()
+        await response.drain()
+
+    def _read_chunks(self, events: list[bytes], pending: list[Chunk]) -> bool:
+        """Read events into the completion and into `pending`. True if the last event of the stream is among them."""
+        for data in events:
+            if data == DONE:
+                return True
+            chunk = read_chunk(data)
+            pending.append((data, chunk, self._read(chunk)))
+            if self.call.first_token is None and self._completion.has_content:
+                self.call.first_token = time.time()
+        return False
+
+    async def _send_pending(self, pending: list[Chunk], *, done: bool) -> None:
+        is_finished = self._completion.finish_reason is not None
+        self._is_committed = True
+        events = self._write(pending, end=done and is_finished)
+        pending.clear()
+        if events:
+            await self.reply.send_events(events)
+        self._is_delivered = is_finished and (done or self.writer.finish_completes)
+
+    def _write(self, chunks: list[Chunk], *, end: bool) -> bytes:
+        events = bytearray()
+        try:
+            for data, chunk, changed in chunks:
+                events += self.writer.write_chunk(data, chunk, changed=changed)
+        except UNEXPECTED_FORM as error:
+            raise unexpected_form(error) from error
+        if end:
+            events += self.writer.write_end()
+        return bytes(events)
+
+    async def _pass_document(self, response: UpstreamResponse) -> None:
+        document = await response.document()
+        if document.get("error"):
+            raise UpstreamFailure.from_document(document, response.status)
+        choices = document.get("choices")
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise UpstreamFailure("the endpoint's answer holds no choice", status=response.status)
+        self._read(document)
+        self.call.first_token = time.time()
+        self._is_committed = True
+        wants_stream = bool(self.chat.get("stream"))
+        try:
+            body = self.writer.write_as_stream(document) if wants_stream else self.writer.write_document(document)
+        except UNEXPECTED_FORM as error:
+            raise unexpected_form(error) from error
+        if wants_stream:
+            await self.reply.send_events(body)
+            self._is_delivered = True
+            await self.reply.finish()
+        else:
+            await self.reply.send_document(200, body)
+            self._is_delivered = True
+
+    def _read(self, document: dict[str, Any]) -> bool:
+        try:
+            return self._completion.read(document)
+        except UNEXPECTED_FORM as error:
+            raise unexpected_form(error) from error
+
+    async def _send_error(self, failure: UpstreamFailure, *, invite_retry: bool = False) -> None:
+        """Send the error to the agent, as a status or in the stream, and so that it retries or does not."""
+        self.failure, self.times.fault = failure, failure.fault
+        self.call.error = message = self.mask.text(failure.message)
+        if invite_retry:
+            error = ErrorReply(400, f"server error: {message}", "server_error", invites_retry=True)
+        elif failure.retryable or failure.status is None or self._is_committed:
+            error = ErrorReply(400, FINAL_MESSAGE, "upstream_error")
+        else:
+            kind = failure.kind or "invalid_request_error"
+            error = ErrorReply(failure.status, message, kind, failure.code, failure.param)
+        if self.reply.has_started or self.writer.writes_error_in_stream(error):
+            await self.reply.send_events(self.writer.write_error(error))
+            await self.reply.finish()
+        else:
+            await self.reply.send_document(error.status, self.error_body(error))
+
+
+def unexpected_form(error: Exception) -> UpstreamFailure:
+    return UpstreamFailure(f"the endpoint's answer has an unexpected form: {error}")
+
+
+def read_events(reader: EventReader, piece: bytes) -> list[bytes]:
+    try:
+        return [event.data for event in reader.feed(piece)]
+    except EventTooLong as error:
+        raise UpstreamFailure(str(error), retryable=False) from error
+
+
+def read_chunk(data: bytes) -> dict[str, Any]:
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise UpstreamFailure(f"the endpoint's stream holds something that is not JSON: {error}") from error
+    if not isinstance(chunk, dict):
+        raise UpstreamFailure("the endpoint's stream holds something that is not an object")
+    if chunk.get("error"):
+        raise UpstreamFailure.from_document(chunk, None)
+    return chunk

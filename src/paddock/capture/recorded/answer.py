@@ -1,0 +1,71 @@
+"""Sends the answer of a recorded call to an agent, in place of an exchange with an inference engine."""
+
+from __future__ import annotations
+
+import time
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from paddock.capture.call_summary import CallTimes
+from paddock.capture.recorded.replay import WRITTEN_BY_HAND
+from paddock.capture.reply import AgentDisconnected
+
+if TYPE_CHECKING:
+    from paddock.capture.dialects.base import ReplyWriter
+    from paddock.capture.recorded.replay import Replay
+    from paddock.capture.reply import Reply
+    from paddock.capture.trace import Call
+
+ANSWER_FIELDS = (
+    *("prompt_token_ids", "completion_token_ids", "logprobs", "tokens", "top_logprobs", "message", "finish_reason"),
+    *("usage", "forwarded", "engine", "model", "weight_version", "admitted_version", "level", "temperature"),
+    *("logprobs_kind", "token_problem"),
+)
+"""What a replayed call has of the recorded one: all that was sampled, and how."""
+
+
+@dataclass(slots=True)
+class RecordedExchange:
+    """Fills `call` from `recorded` and answers the agent. Has the methods of `Exchange` that the proxy uses."""
+
+    call: Call
+    recorded: Call
+    replay: Replay
+    writer: ReplyWriter
+    reply: Reply
+    is_stream: bool
+    times: CallTimes = field(default_factory=CallTimes)
+
+    async def run(self) -> None:
+        call, recorded = self.call, self.recorded
+        for name in ANSWER_FIELDS:
+            setattr(call, name, deepcopy(getattr(recorded, name)))
+        if recorded.token_problem != WRITTEN_BY_HAND:
+            call.replayed_from = recorded.replayed_from or f"{self.replay.source}/{recorded.id}"
+            call.is_copy = self.replay.is_copy
+        call.status, call.first_token = 200, time.time()
+        self.times.start_attempt(streamed=self.is_stream)
+        self.times.record_byte()
+        document = make_document(recorded)
+        try:
+            if self.is_stream:
+                await self.reply.send_events(self.writer.write_as_stream(document))
+                await self.reply.finish()
+            else:
+                await self.reply.send_document(200, self.writer.write_document(document))
+        except AgentDisconnected:
+            call.aborted, call.error = True, "the agent hung up"
+
+
+def make_document(call: Call) -> dict[str, Any]:
+    """The answer of a call as a whole chat completion."""
+    choice = {"index": 0, "message": deepcopy(call.message), "finish_reason": call.finish_reason or "stop"}
+    return {
+        "id": f"replayed-{call.id}",
+        "object": "chat.completion",
+        "created": int(call.started),
+        "model": call.model,
+        "choices": [choice],
+        "usage": call.usage or {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+    }

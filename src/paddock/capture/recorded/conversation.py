@@ -1,0 +1,125 @@
+"""A conversation in the form in which requests are compared: volatile parts masked, ids of tool calls left out."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from paddock.capture.recorded.volatile import mask_volatile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+TOOL = "tool"
+DIFF_CHARACTERS = 2000
+
+
+class Fidelity(StrEnum):
+    """How alike a request and the recorded one are, best first."""
+
+    EQUAL = "equal"
+    TOOL_OUTPUT = "tool_output"
+    """Only outputs of tools differ."""
+    SAME_SHAPE = "same_shape"
+    """Roles, tool names and tool arguments are the same; other texts differ too."""
+
+
+FIDELITIES = tuple(Fidelity)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """One message. `calls` are the names and arguments of its tool calls."""
+
+    role: str
+    text: str
+    calls: tuple[tuple[str, str], ...] = ()
+
+    def has_shape_of(self, other: MessageView) -> bool:
+        return self.role == other.role and self.calls == other.calls
+
+
+class MessageReader:
+    """Makes views of messages. A conversation repeats its messages with each call, so every view is made once."""
+
+    def __init__(self) -> None:
+        self._views: dict[bytes, MessageView] = {}
+
+    def read(self, messages: Iterable[Any]) -> tuple[MessageView, ...]:
+        return tuple(self._read_message(message) for message in messages if isinstance(message, dict))
+
+    def _read_message(self, message: dict[str, Any]) -> MessageView:
+        key = orjson.dumps(message, option=orjson.OPT_SORT_KEYS)
+        view = self._views.get(key)
+        if view is None:
+            calls = tuple(_read_tool_call(call) for call in message.get("tool_calls") or () if isinstance(call, dict))
+            text = mask_volatile(read_text(message.get("content")))
+            view = self._views[key] = MessageView(str(message.get("role")), text, calls)
+        return view
+
+
+def read_text(content: Any) -> str:
+    """The text of a message. Other parts, such as images, as JSON."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    return "\n".join(part["text"] if _is_text(part) else orjson.dumps(part).decode() for part in parts)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
+
+
+def _read_tool_call(call: Mapping[str, Any]) -> tuple[str, str]:
+    function = call.get("function") or {}
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            return str(function.get("name")), mask_volatile(arguments)
+    return str(function.get("name")), mask_volatile(orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS).decode())
+
+
+def compare(one: Sequence[MessageView], other: Sequence[MessageView]) -> Fidelity | None:
+    """How alike two conversations are; None if their shapes differ."""
+    if len(one) != len(other):
+        return None
+    fidelity = Fidelity.EQUAL
+    for first, second in zip(one, other, strict=True):
+        if first is second or first == second:
+            continue
+        if not first.has_shape_of(second):
+            return None
+        if first.role != TOOL:
+            fidelity = Fidelity.SAME_SHAPE
+        elif fidelity is Fidelity.EQUAL:
+            fidelity = Fidelity.TOOL_OUTPUT
+    return fidelity
+
+
+def is_continued_by(one: Sequence[MessageView], other: Sequence[MessageView]) -> bool:
+    """Whether `other` is a longer conversation that begins with `one`, by its shape."""
+    return len(one) < len(other) and compare(one, other[: len(one)]) is not None
+
+
+def describe_difference(recorded: Sequence[MessageView], now: Sequence[MessageView]) -> str:
+    """A diff of the first message that differs, for people."""
+    for number, (first, second) in enumerate(zip(recorded, now, strict=False)):
+        if first != second:
+            return f"message {number} ({second.role}):\n{diff(_lines(first), _lines(second))}"
+    return f"it has {len(now)} messages, and the recorded one {len(recorded)}"
+
+
+def diff(recorded: list[str], now: list[str]) -> str:
+    lines = difflib.unified_diff(recorded, now, "recorded", "now", lineterm="", n=1)
+    return "\n".join(lines)[:DIFF_CHARACTERS]
+
+
+def _lines(view: MessageView) -> list[str]:
+    calls = [f"{name}({arguments})" for name, arguments in view.calls]
+    return [f"role: {view.role}", *view.text.splitlines(), *calls]

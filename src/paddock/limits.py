@@ -1,0 +1,83 @@
+"""What a sandbox and a rollout may use, as values. Times are in seconds, sizes in bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from paddock.errors import ConfigError
+
+MEBIBYTE = 1024 * 1024
+GIBIBYTE = 1024 * MEBIBYTE
+
+
+def _check_positive(value: Any) -> None:
+    for each in fields(value):
+        limit = getattr(value, each.name)
+        if limit is not None and not 0 < limit < math.inf:
+            raise ConfigError(f"{each.name} is {limit}", hint="give a number above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """What all processes of one sandbox may use together."""
+
+    memory_bytes: int = 4 * GIBIBYTE
+    cpu_seconds: float = 3600.0
+    """Processor time of all its processes together; the sandbox is ended when it is spent."""
+    cpus: int | None = None
+    """How many processors its processes are spread over. None: all of them."""
+    processes: int = 512
+    disk_bytes: int = 2 * GIBIBYTE
+    """All that it may write, its temporary files included."""
+    output_bytes: int = 4 * MEBIBYTE
+    """Kept of each output stream of a command, the first and the last half; the rest is dropped."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTimeouts:
+    """A deadline for each stage of a rollout."""
+
+    install: float = 600.0
+    sandbox: float = 30.0
+    setup: float = 300.0
+    agent: float = 600.0
+    verifier: float = 300.0
+    model_call: float = 900.0
+    """One model call, with all attempts at it."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the agent may spend on the model. None means no limit."""
+
+    calls: int | None = field(default=200, metadata={"flags": ("--max-calls",)})
+    """Model calls that one rollout may make."""
+    completion_tokens: int | None = field(default=None, metadata={"flags": ("--max-completion-tokens",)})
+    """Tokens that one rollout may sample in all."""
+    max_tokens_per_call: int = field(default=4096, metadata={"flags": ("--max-tokens",)})
+    """Tokens that one call may sample."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+
+
+STALL_SECONDS = 60.0
+"""A model call that receives no byte for this long counts as stalled, unless the run's config says otherwise."""
+STALL_SHARE = 0.25
+"""In a short rollout a call counts as stalled after this share of the agent's time."""
+WHOLE_ANSWER_FACTOR = 2.0
+"""The stall limit of a response that is not streamed is longer by this factor: its first byte comes when all of it is
+sampled."""
+
+
+def stall_seconds(chosen: float | None, agent_seconds: float) -> float:
+    """How long a streamed call may receive nothing before it counts as stalled."""
+    return min(STALL_SECONDS, agent_seconds * STALL_SHARE) if chosen is None else chosen

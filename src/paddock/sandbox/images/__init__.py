@@ -1,0 +1,1 @@
+"""Images without a container engine: pulled, imported or built, unpacked once, shared by sandboxes."""

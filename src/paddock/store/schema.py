@@ -1,0 +1,150 @@
+"""The tables of the store, and its migrations. A schema change edits `TABLES` and adds one entry to `migrations`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paddock.sqlite import Migration, Schema
+from paddock.store import search
+
+if TYPE_CHECKING:
+    import sqlite3
+
+_CALL_COLUMNS = {
+    "texts": "BLOB",
+    "tops": "BLOB",
+    "prompt_tokens": "INTEGER",
+    "completion_tokens": "INTEGER",
+    "logprob_sum": "REAL",
+    "brief": "BLOB",
+}
+"""Since version 2. NULL in older rows, whose head holds the texts and the alternatives."""
+
+# AUTOINCREMENT: keys are never reused, because another process may still remember the key of a deleted row.
+TABLES = (
+    """CREATE TABLE rollouts (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        rollout_id TEXT NOT NULL UNIQUE,
+        task_id TEXT NOT NULL,
+        agent TEXT NOT NULL,
+        model TEXT NOT NULL,
+        batch_id TEXT,
+        outcome TEXT,
+        started_at REAL NOT NULL,
+        finished_at REAL,
+        owner TEXT NOT NULL,
+        head BLOB NOT NULL
+    )""",
+    "CREATE INDEX rollouts_running ON rollouts (owner) WHERE outcome IS NULL",
+    # Not by outcome: SQLite would choose this index for a search by outcome, and then read every row.
+    "CREATE INDEX rollouts_finished ON rollouts (finished_at, id) WHERE finished_at IS NOT NULL",
+    # The long texts of a record.
+    """CREATE TABLE bodies (
+        rollout INTEGER NOT NULL REFERENCES rollouts (id) ON DELETE CASCADE,
+        name TEXT NOT NULL,
+        data BLOB NOT NULL,
+        PRIMARY KEY (rollout, name)
+    )""",
+    """CREATE TABLE calls (
+        rollout INTEGER NOT NULL REFERENCES rollouts (id) ON DELETE CASCADE,
+        call_id TEXT NOT NULL,
+        position INTEGER NOT NULL,
+        brief BLOB,
+        head BLOB NOT NULL,
+        completion BLOB NOT NULL,
+        logprobs BLOB NOT NULL,
+        texts BLOB,
+        tops BLOB,
+        prompt_tokens INTEGER,
+        completion_tokens INTEGER,
+        logprob_sum REAL,
+        PRIMARY KEY (rollout, call_id)
+    )""",
+    # See `sequences`: head and tail count the items that are shared with the base.
+    """CREATE TABLE sequences (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        rollout INTEGER NOT NULL REFERENCES rollouts (id) ON DELETE CASCADE,
+        kind TEXT NOT NULL,
+        base INTEGER,
+        head INTEGER NOT NULL,
+        tail INTEGER NOT NULL,
+        middle BLOB NOT NULL
+    )""",
+    "CREATE INDEX sequences_of_rollout ON sequences (rollout)",
+    """CREATE TABLE events (
+        rollout INTEGER NOT NULL REFERENCES rollouts (id) ON DELETE CASCADE,
+        number INTEGER NOT NULL,
+        data BLOB NOT NULL,
+        PRIMARY KEY (rollout, number)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE scores (
+        id INTEGER PRIMARY KEY,
+        rollout INTEGER NOT NULL REFERENCES rollouts (id) ON DELETE CASCADE,
+        data BLOB NOT NULL
+    )""",
+    "CREATE INDEX scores_of_rollout ON scores (rollout)",
+    # `held` counts the `put`s of a blob that no record names yet.
+    """CREATE TABLE blobs (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        digest TEXT NOT NULL UNIQUE,
+        held INTEGER NOT NULL DEFAULT 0,
+        held_at REAL NOT NULL DEFAULT 0,
+        data BLOB NOT NULL
+    )""",
+    """CREATE TABLE blob_references (
+        rollout INTEGER NOT NULL REFERENCES rollouts (id) ON DELETE CASCADE,
+        blob INTEGER NOT NULL REFERENCES blobs (id),
+        PRIMARY KEY (rollout, blob)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX references_to_blob ON blob_references (blob)",
+    # No foreign key: a sandbox has to be ended even if its rollout was deleted.
+    """CREATE TABLE sandboxes (
+        sandbox_id TEXT PRIMARY KEY,
+        rollout_id TEXT,
+        owner TEXT NOT NULL,
+        ended_at REAL,
+        data BLOB NOT NULL
+    )""",
+    "CREATE INDEX sandboxes_open ON sandboxes (owner) WHERE ended_at IS NULL",
+    "CREATE INDEX sandboxes_of_rollout ON sandboxes (rollout_id)",
+    *search.TABLES,
+)
+
+
+def _add_call_columns_and_figures(connection: sqlite3.Connection) -> None:
+    existing = {row[1] for row in connection.execute("PRAGMA table_info(calls)")}
+    for name, kind in _CALL_COLUMNS.items():
+        if name not in existing:
+            connection.execute(f"ALTER TABLE calls ADD COLUMN {name} {kind}")
+    for statement in search.TABLES:
+        connection.execute(statement)
+    search.rebuild(connection)
+
+
+def _emulate_call_columns_and_figures(connection: sqlite3.Connection) -> None:
+    missing = ", ".join(f"NULL AS {name}" for name in _CALL_COLUMNS)
+    connection.execute(f"CREATE TEMP VIEW calls AS SELECT rowid, *, {missing} FROM main.calls")
+    connection.execute(search.TEMPORARY_TABLE)
+
+
+def _list_by_search_index(connection: sqlite3.Connection) -> None:
+    for name in ("rollouts_listed", "rollouts_of_task", "rollouts_of_batch", "figures_in_time"):
+        connection.execute(f"DROP INDEX IF EXISTS {name}")
+    connection.execute(search.IN_TIME)
+
+
+SCHEMA = Schema(
+    tables=TABLES,
+    migrations=(
+        # 2: calls keep texts, alternatives and counts in columns of their own; figures are searched.
+        Migration(_add_call_columns_and_figures, _emulate_call_columns_and_figures),
+        # 3: calls keep their caller, their temperature and the kind of their logprobs. The tables are the same.
+        Migration(),
+        # 4: rollouts are listed and counted by the search index only.
+        Migration(_list_by_search_index),
+        # 5: calls say which recorded call they repeat. The tables are the same.
+        Migration(),
+    ),
+    application_id=0x5061646B,
+    hint="choose another folder with PADDOCK_STORE",
+)

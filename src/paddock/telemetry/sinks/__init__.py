@@ -1,1 +1,0 @@
-"""Where events go. Each sink is a module of its own that is imported only when somebody configures it."""

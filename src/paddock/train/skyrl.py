@@ -1,0 +1,177 @@
+"""SkyRL: two integrations.
+
+    register("paddock", entry_point=text_env("http://127.0.0.1:8000"))        SkyRL samples, the environment acts
+    generator(model, environment="http://…")  or  generator(model, agent="opencode")        we do both
+
+The first is a `BaseTextEnv` of skyrl-gym, the second a `GeneratorInterface`. SkyRL is imported when one is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from paddock.errors import RolloutError, ToolFailure
+from paddock.export.skyrl import generator_output
+from paddock.models.weight_version import Weights
+from paddock.train.episode import EnvironmentHandle, SyncEpisode
+from paddock.train.prompt_rollouts import PromptRollouts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from paddock.export.samples import Sample
+    from paddock.models.endpoint import Endpoint
+    from paddock.train.prompt_rollouts import SampledRollout
+    from paddock.types import ToolInfo
+
+TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+"""How models of the Qwen and Hermes families call a tool in their text."""
+CALL_FORMAT = 'Call one as <tool_call>{"name": …, "arguments": {…}}</tool_call>.'
+MAX_TURNS = 32
+
+
+# -- text_env: SkyRL samples, the environment answers ---------------------------------------------------------
+
+
+def text_env(target: str | Callable[[], Any], *, silent: float | None = None, max_turns: int = MAX_TURNS) -> type:
+    """A class for skyrl-gym's `register`. The model calls the environment's tools in its text.
+
+    `silent` is what an episode is worth in which no step gave a reward. Without it such an episode raises
+    RolloutError at its end: SkyRL has no way to say that nobody knows, and it is not 0.
+    """
+    from skyrl_gym.envs.base_text_env import BaseTextEnv
+
+    environment = EnvironmentHandle(target)
+
+    class PaddockTextEnv(BaseTextEnv):  # type: ignore[misc]
+        def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
+            super().__init__()
+            self.max_turns = int((extras or {}).get("max_turns") or max_turns)
+            self._row = dict((extras or {}).get("reset") or {})
+            self._episode = SyncEpisode(environment)
+            self._reported = 0.0
+
+        def init(self, prompt: list[dict[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
+            observation = self._episode.begin({"prompt": prompt, **self._row})
+            offered = {"role": "system", "content": f"Tools:\n{describe_tools(environment.tools)}\n{CALL_FORMAT}"}
+            return [offered, *prompt, *([{"role": "user", "content": observation}] if observation else [])], {}
+
+        def step(self, action: str) -> dict[str, Any]:
+            self.turns += 1
+            answers = [{"role": "user", "content": answer} for answer in self._answers(action)]
+            done = self._episode.is_over or not TOOL_CALL.search(action) or self.turns >= self.max_turns
+            total = self._total() if done else self._episode.reward or 0.0
+            reward, self._reported = total - self._reported, total
+            metadata = {"turns": self.turns, "is_over": self._episode.is_over}
+            return {"observations": [] if done else answers, "reward": reward, "done": done, "metadata": metadata}
+
+        def close(self) -> None:
+            self._episode.close()
+
+        def get_metrics(self) -> dict[str, Any]:
+            return {"turns": self.turns, "reward": self._reported}
+
+        def _answers(self, action: str) -> list[str]:
+            return [self._answer(written) for written in TOOL_CALL.findall(action)]
+
+        def _answer(self, written: str) -> str:
+            try:
+                call = orjson.loads(written)
+                return self._episode.act(str(call["name"]), call.get("arguments") or {})
+            except (orjson.JSONDecodeError, KeyError, TypeError):
+                return "Error: a tool call is a JSON object with name and arguments"
+            except ToolFailure as error:
+                return f"Error: {error.message}"
+
+        def _total(self) -> float:
+            total = silent if self._episode.reward is None else self._episode.reward
+            if total is None:
+                raise RolloutError("no step of the episode gave a reward", hint="say what that is worth: silent=0.0")
+            return total
+
+    return PaddockTextEnv
+
+
+def describe_tools(tools: Sequence[ToolInfo]) -> str:
+    """One line of JSON for each tool."""
+    schemas = (
+        {"name": each.name, "description": each.description, "parameters": each.input_schema} for each in tools
+    )
+    return "\n".join(orjson.dumps(each).decode() for each in schemas)
+
+
+# -- generator: rollouts of ours ------------------------------------------------------------------------------
+
+
+def generator(model: str | Endpoint, **options: Any) -> Any:
+    """A `GeneratorInterface` that runs a rollout for each prompt and returns exact tokens, step-wise: a row for each
+    sample, the rows of a rollout together (set `generator.step_wise_trajectories`).
+
+    `model` must serve the weights that are trained; `options` are those of `PromptRollouts`. A rollout that nobody
+    could score gets a masked row worth the mean of its group, so that it moves no baseline; `rollout_metrics` counts
+    them.
+    """
+    from skyrl.train.generators.base import GeneratorInterface, TrajectoryID
+
+    weights = Weights.of(options.pop("weight_version", None))
+    rollouts = PromptRollouts(model, weight_version=weights, **options)
+
+    class PaddockGenerator(GeneratorInterface):  # type: ignore[misc]
+        async def generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
+            if (batch := input_batch.get("batch_metadata")) is not None:
+                weights.set(batch.global_step)
+            prompts = input_batch["prompts"]
+            trajectories = input_batch.get("trajectory_ids") or [
+                TrajectoryID(str(at), 0) for at in range(len(prompts))
+            ]
+            finished = await asyncio.to_thread(rollouts.run, prompts)
+            output = join_samples(finished, [(each.instance_id, each.repetition_id) for each in trajectories])
+            output["trajectory_ids"] = [TrajectoryID(**each) for each in output["trajectory_ids"]]
+            return output
+
+        def close(self) -> None:
+            rollouts.close()
+
+    return PaddockGenerator()
+
+
+def join_samples(finished: Sequence[SampledRollout], trajectories: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """All samples in the order of their rollouts, with a masked row for each rollout that has none."""
+    rows: list[Sample] = []
+    owners: list[tuple[str, int]] = []
+    lost = 0
+    for each, owner in zip(finished, trajectories, strict=True):
+        samples = each.samples
+        if not samples:
+            siblings = [other for other, (name, _) in zip(finished, trajectories, strict=True) if name == owner[0]]
+            samples, lost = [stand_in(each, siblings)], lost + 1
+        rows += samples
+        owners += [owner] * len(samples)
+    output = generator_output(rows, owners)
+    output["rollout_metrics"] = {
+        "paddock/rollouts": len(finished),
+        "paddock/unscored": lost,
+        "paddock/rows": len(rows),
+    }
+    return output
+
+
+def stand_in(lost: SampledRollout, siblings: Sequence[SampledRollout]) -> Sample:
+    """A row that teaches nothing: a sibling's, masked, worth the mean of the group."""
+    from dataclasses import replace
+
+    scored = [each.samples[-1] for each in siblings if each.samples]
+    if not scored:
+        raise RolloutError(
+            f"no rollout of the group of {lost.record.task_id} can be trained on: {lost.record.error or 'no reward'}",
+            hint=f"paddock trace show {lost.record.rollout_id}",
+        )
+    sample = min(scored, key=lambda each: len(each.response_ids))
+    nothing = [0] * len(sample.response_ids)
+    worth = fmean(each.reward for each in scored if each.reward is not None)
+    return replace(sample, reward=worth, is_last=True, mask=nothing, logprobs=[0.0] * len(nothing))

@@ -1,0 +1,196 @@
+"""The store as the page reads it: read-only, opened on first use, and queried on worker threads.
+
+Lists, single rollouts and the change watcher each have a connection and a thread, so that none waits for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from paddock.errors import StoreError
+from paddock.store import Owner, Store, rows, search
+from paddock.store.store import default_folder
+from paddock.web.loaded_rollout import LoadedRollout
+from paddock.web.responses import PageNotFound, PartMissing
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+LISTS, ROLLOUTS, CHANGES = "lists", "rollouts", "changes"
+"""Names of the connections."""
+MAX_CACHED_RESULTS = 64
+MAX_STALE_SECONDS = 1.0
+"""How old a cached result over many rollouts may be while rollouts are written."""
+FIRST_ROWS = 100
+MAX_LOADED_ROLLOUTS = 6
+HINT = "paddock rollout TASK --model … makes one; --store names another folder"
+
+
+class ReadStore:
+    """One store. Folder and existence are looked up anew each time: a rollout may create the store later."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = default_folder() if folder is None else folder.expanduser()
+        self._stores: dict[str, Store] = {}
+        self._results: OrderedDict[Any, tuple[int, float, Any]] = OrderedDict()
+        self._rollouts: OrderedDict[str, LoadedRollout] = OrderedDict()
+
+    @property
+    def exists(self) -> bool:
+        return (self.folder / "store.db").exists()
+
+    @property
+    def can_write(self) -> bool:
+        """Whether requests to stop a rollout can be written."""
+        return os.access(self.folder, os.W_OK)
+
+    def check(self) -> None:
+        """Read what the page shows first. Raises StoreError for a broken store."""
+        if self.exists:
+            with Store.open(self.folder, read_only=True) as store:
+                store.count()
+                list(store.list(limit=FIRST_ROWS))
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+        self._stores.clear()
+        self._rollouts.clear()
+
+    async def query(
+        self,
+        function: Callable[Concatenate[sqlite3.Connection, Arguments], Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """The result of a query over many rollouts."""
+        return await self.query_on(LISTS, function, *args, **kwargs)
+
+    async def cached_query(
+        self,
+        function: Callable[Concatenate[sqlite3.Connection, Arguments], Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """The same for an expensive query: the result is reused until something was written, and for
+        `MAX_STALE_SECONDS` after that."""
+        store = await self.open(LISTS)
+        version = await store.run(store.data_version)
+        key = (function, args, tuple(sorted(kwargs.items())))
+        now = time.monotonic()
+        cached = self._results.get(key)
+        if cached is None or (cached[0] != version and now - cached[1] > MAX_STALE_SECONDS):
+            cached = (version, now, await store.run(lambda: store.query(function, *args, **kwargs)))
+            self._results[key] = cached
+            if len(self._results) > MAX_CACHED_RESULTS:
+                self._results.popitem(last=False)
+        result: Result = cached[2]
+        return result
+
+    async def query_on(
+        self,
+        name: str,
+        function: Callable[Concatenate[sqlite3.Connection, Arguments], Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        store = await self.open(name)
+        return await store.run(lambda: store.query(function, *args, **kwargs))
+
+    async def open(self, name: str = ROLLOUTS) -> Store:
+        if name not in self._stores:
+            opened = await asyncio.to_thread(self._open)
+            if self._stores.setdefault(name, opened) is not opened:
+                opened.close()
+        return self._stores[name]
+
+    def _open(self) -> Store:
+        if not self.exists:
+            raise PartMissing(f"there is no store in {self.folder}", hint=HINT)
+        store = Store.open(self.folder, read_only=True)
+        if not store.is_current:
+            # Migrated where that is allowed; elsewhere the older version is read.
+            try:
+                Store.open(self.folder).close()
+            except StoreError:
+                return store
+            store.close()
+            store = Store.open(self.folder, read_only=True)
+        return store
+
+    async def load_rollout(self, rollout_id: str) -> LoadedRollout:
+        """A rollout by its id or a unique prefix of it, refreshed."""
+        store = await self.open(ROLLOUTS)
+        return await store.run(lambda: store.query(self._load, rollout_id))
+
+    def _load(self, connection: sqlite3.Connection, rollout_id: str) -> LoadedRollout:
+        key, name, owner = find(connection, rollout_id)
+        rollout = self._rollouts.get(name)
+        if rollout is None or rollout.key != key:
+            rollout = LoadedRollout(key, name)
+        rollout.is_orphan = owner is not None and Owner.from_text(owner).is_dead()
+        self._rollouts[name] = rollout
+        self._rollouts.move_to_end(name)
+        if len(self._rollouts) > MAX_LOADED_ROLLOUTS:
+            self._rollouts.popitem(last=False)
+        rollout.refresh(connection)
+        return rollout
+
+    async def query_rollout(
+        self,
+        rollout_id: str,
+        function: Callable[Concatenate[sqlite3.Connection, LoadedRollout, Arguments], Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """The result of a query about one rollout, from one snapshot."""
+        store = await self.open(ROLLOUTS)
+
+        def query(connection: sqlite3.Connection) -> Result:
+            return function(connection, self._load(connection, rollout_id), *args, **kwargs)
+
+        return await store.run(lambda: store.query(query))
+
+
+def find(connection: sqlite3.Connection, rollout_id: str) -> tuple[int, str, str | None]:
+    """The key and the whole id of a rollout, and its owner if it is running."""
+    key = rows.find(connection, rollout_id)
+    if key is None:
+        raise PageNotFound(
+            f"there is no rollout {rollout_id[:80]!r}", hint="it may have been pruned; look at the table"
+        )
+    name, owner, outcome = connection.execute(
+        "SELECT rollout_id, owner, outcome FROM rollouts WHERE id = ?", (key,)
+    ).fetchone()
+    return key, name, owner if outcome is None else None
+
+
+def summaries(connection: sqlite3.Connection, keys: Iterable[int]) -> list[dict[str, Any]]:
+    """A row of the table for each of the rollouts that still exist."""
+    heads = (rows.head(connection, key) for key in keys)
+    return [summarize_head(head) for head in heads if head is not None]
+
+
+def summarize_head(head: dict[str, Any]) -> dict[str, Any]:
+    """The summary of a rollout from the head of its record."""
+    from paddock.rollouts.rollout_json import summarize
+    from paddock.store.outcome import Outcome
+    from paddock.store.record import RolloutRecord
+
+    outcome = head["outcome"]
+    return summarize(RolloutRecord(**{**head, "outcome": None if outcome is None else Outcome(outcome)}))
+
+
+def changed_rows(connection: sqlite3.Connection, after: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
+    """The number of the last change, and summaries of the rollouts that changed."""
+    changes = search.changed_since(connection, after, limit)
+    return (changes[-1][1] if changes else after), summaries(connection, [key for key, _ in changes])

@@ -1,0 +1,211 @@
+"""Forks and resumed members: recorded calls are replayed, and only the rest is sampled."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddock.errors import ConfigError, StoreError, TaskError
+from paddock.limits import Budget
+from paddock.models.endpoint import Endpoint
+from paddock.models.replay import ReplayServer
+from paddock.rollouts.api import run_batch
+from paddock.rollouts.config import RunConfig
+from paddock.rollouts.fork import fork, read_edit
+from paddock.store import Store
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
+from rollouts.played import UPSTREAM_KEY, a_task, needs_bwrap, roll, run, speaker
+
+pytestmark = needs_bwrap
+COMMANDS = ("echo $RANDOM", "echo 41 > answer.txt", "echo 42 > answer.txt", "cat answer.txt")
+SCRIPT: dict[str, Any] = {
+    "turns": [*({"tool": "bash", "arguments": {"command": command}} for command in COMMANDS), {"text": "Done."}]
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def endpoint_of(server: ReplayServer) -> Endpoint:
+    return Endpoint(server.url, "replay", api_key=UPSTREAM_KEY, engine="vllm")
+
+
+async def record_one(store: Store, server: ReplayServer, **options: Any) -> RolloutRecord:
+    record = await roll(store, speaker(), model=endpoint_of(server), **options)
+    server.log.clear()
+    return record
+
+
+async def forked(store: Store, server: ReplayServer, source: RolloutRecord, **options: Any) -> list[RolloutRecord]:
+    chosen = {"model": endpoint_of(server), "agent": speaker(), "store": store, **options}
+    return (await fork(source, **chosen)).records
+
+
+def test_a_fork_samples_only_from_the_chosen_call_on(store: Store) -> None:
+    async def play() -> None:
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            source = await record_one(store, server)
+            records = await forked(store, server, source, at="c2", n=2, parallel=2)
+            assert [(record.outcome, record.reward) for record in records] == [(Outcome.OK, 1.0)] * 2
+            assert len(server.log) == 2 * (source.calls - 2)
+            for record in records:
+                assert record.fork["source"] == source.rollout_id
+                assert record.fork["fidelity"]["replayed_calls"] == 2
+                calls = store.calls(record.rollout_id)
+                recorded = store.calls(source.rollout_id)
+                for call, original in zip(calls[:2], recorded[:2], strict=True):
+                    assert call.replayed_from == f"{source.rollout_id}/{original.id}"
+                    assert call.completion_token_ids == original.completion_token_ids
+                    assert call.logprobs == original.logprobs
+                    assert not call.trainable
+                assert all(call.trainable and call.replayed_from is None for call in calls[2:])
+
+    run(play())
+
+
+def test_random_tool_output_is_reported(store: Store) -> None:
+    async def play() -> None:
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            source = await record_one(store, server)
+            (record,) = await forked(store, server, source, at=3)
+            assert record.fork["fidelity"]["state"] in ("tool_output", "equal")
+            (strict,) = await forked(store, server, source, at=0, policy="strict")
+            assert (strict.outcome, strict.fork["fidelity"]["replayed_calls"]) == (Outcome.OK, 0)
+
+    run(play())
+
+
+def test_an_agent_that_does_something_else_ends_unscored(store: Store) -> None:
+    async def play() -> None:
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            source = await record_one(store, server)
+            other = speaker()
+            task = a_task(instruction="Do something else.")
+            (record,) = await forked(store, server, source, at=2, task=task, agent=other, policy="strict")
+            assert (record.outcome, record.reward) == (Outcome.TASK, None)
+            assert "diverged" in (record.error or "")
+            assert record.fork["fidelity"]["diverged_at"] == "c0"
+            assert server.log == []
+
+    run(play())
+
+
+def test_an_edited_answer_changes_what_follows(store: Store) -> None:
+    async def play() -> None:
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            source = await record_one(store, server)
+            edit = {"answer": {"content": "I stop here."}}
+            (record,) = await forked(store, server, source, at=2, edit=edit)
+            assert (record.outcome, record.reward, record.calls) == (Outcome.OK, 0.0, 3)
+            assert server.log == []
+
+    run(play())
+
+
+def test_a_fork_can_be_forked(store: Store) -> None:
+    async def play() -> None:
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            source = await record_one(store, server)
+            (child,) = await forked(store, server, source, at=1)
+            (grandchild,) = await forked(store, server, child, at=3)
+            calls = store.calls(grandchild.rollout_id)
+            assert [call.replayed_from for call in calls[:2]] == [
+                f"{source.rollout_id}/c0",
+                f"{child.rollout_id}/c1",
+            ]
+
+    run(play())
+
+
+def test_a_batch_with_a_larger_budget_continues_its_members(store: Store) -> None:
+    async def play() -> None:
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            options = {"model": endpoint_of(server), "agent": speaker(), "store": store}
+            first = await run_batch([a_task()], budget=Budget(calls=2), batch_id="b-one", **options)
+            assert first.records[0].outcome is Outcome.BUDGET
+            server.log.clear()
+            again = await run_batch([a_task()], budget=Budget(calls=20), resume="b-one", **options)
+            (record,) = again.records
+            assert (record.outcome, record.reward) == (Outcome.OK, 1.0)
+            assert record.fork["kind"] == "resume"
+            assert len(server.log) == len(COMMANDS) + 1 - 2
+
+    run(play())
+
+
+def test_from_start_samples_everything_again(store: Store) -> None:
+    async def play() -> None:
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            options = {"model": endpoint_of(server), "agent": speaker(), "store": store}
+            await run_batch([a_task()], budget=Budget(calls=2), batch_id="b-one", **options)
+            server.log.clear()
+            (record,) = (await run_batch([a_task()], resume="b-one", from_start=True, **options)).records
+            assert (record.reward, record.fork, len(server.log)) == (1.0, {}, len(COMMANDS) + 1)
+
+    run(play())
+
+
+def test_what_cannot_be_forked_is_refused(store: Store) -> None:
+    async def play() -> None:
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            source = await record_one(store, server)
+            with pytest.raises(StoreError, match="there is no rollout"):
+                await fork("nobody", at=1, store=store)
+            with pytest.raises(ConfigError, match="has no call c9"):
+                await fork(source, at="c9", store=store)
+            with pytest.raises(ConfigError, match="policy is 'loose'"):
+                await fork(source, at=1, policy="loose", store=store)  # type: ignore[arg-type]
+
+    run(play())
+
+
+def test_a_rollout_without_its_task_asks_for_it(store: Store) -> None:
+    async def play() -> None:
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            source = await record_one(store, server, task=a_task(files={"big.bin": bytes(33 * 1024 * 1024)}))
+            with pytest.raises(TaskError, match="recorded without its task"):
+                await fork(source, at=1, store=store)
+
+    run(play())
+
+
+def test_a_config_is_restored_from_its_record() -> None:
+    config = RunConfig(
+        model="http://127.0.0.1:1/v1",
+        agent="pi",
+        temperature=0.5,
+        budget=Budget(calls=7),
+        network="allowlist:example.com",
+        api_key="secret-key",
+        n=4,
+    )
+    values = config.to_json()
+    assert "secret-key" not in str(values)
+    restored = RunConfig.from_json(values, temperature=0.7)
+    assert (restored.agent, restored.temperature, restored.budget, restored.n) == ("pi", 0.7, Budget(calls=7), 1)
+    assert str(restored.agent_network) == str(config.agent_network)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"answers": "x"}, "no key 'answers'"),
+        ({"answer": 5}, "answer is neither"),
+        ({"answer": {"tool_calls": [{}]}}, r"tool_calls\[0\] has no name"),
+        ({"tool_result": 5}, "tool_result is not a text"),
+    ],
+)
+def test_a_wrong_edit_names_its_field(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_edit(document)
+
+
+def test_an_edit_may_write_tool_calls_in_short() -> None:
+    edit = read_edit({"answer": {"tool_calls": [{"name": "bash", "arguments": {"command": "ls"}}]}})
+    assert edit.answer is not None
+    assert edit.answer["tool_calls"][0]["function"] == {"name": "bash", "arguments": '{"command":"ls"}'}
