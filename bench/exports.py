@@ -2,7 +2,7 @@
 
 Builds a store once (kept in the folder for temporary files), then takes every rollout out of it in a process of its
 own, and prints rollouts a second, tokens a second, processor time and the most memory that was held. The time and the
-memory are those of the process and of the readers that it starts, all together.
+memory are those of the process and its threads.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.rollouts.export.policy import Policy
-from paddock.rollouts.export.stream import export
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.store import Store, calls, rows
-from paddock.rollouts.store.live import Live
-from paddock.rollouts.trace import Call, Level
+from paddock.capture.trace import Call, Level
+from paddock.export.policy import Policy
+from paddock.export.stream import export
+from paddock.store import Store, calls, rows
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
+from paddock.store.sequences import WriteCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paddock.rollouts.store.database import Database
+    from paddock.sqlite import Database
 
 FORMS = ("parquet", "trl", "skyrl", "jsonl")
 CALLS = 20
@@ -47,33 +47,31 @@ def main() -> int:
     parser.add_argument("forms", nargs="*", default=["parquet"], help=f"of {', '.join(FORMS)}")
     parser.add_argument("--rollouts", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--readers", type=int, help="processes beside the first; without it, as many as it takes")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure, options.forms[0], options.readers)))
+        print(json.dumps(measure(options.measure, options.forms[0])))
         return 0
     folder = built(options.rollouts)
     for form in options.forms:
         for _ in range(options.rounds):
-            print(line(form, measured_apart(folder, form, options.readers)), flush=True)
+            print(line(form, measured_apart(folder, form)), flush=True)
     return 0
 
 
-def measured_apart(folder: Path, form: str, readers: int | None) -> dict[str, Any]:
+def measured_apart(folder: Path, form: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.exports", form, "--measure", str(folder)]
-    command += [] if readers is None else ["--readers", str(readers)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
-def measure(folder: Path, form: str, readers: int | None) -> dict[str, Any]:
+def measure(folder: Path, form: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="paddock-exports-") as out, Store.open(folder, read_only=True) as store:
         target = Path(out) / f"rollouts.{form}"
         memory = Memory()
         began, processor = time.perf_counter(), processor_seconds()
-        report = export(store, form, target, policy=Policy(), progress=memory.look, readers=readers)
+        report = export(store, form, target, policy=Policy(), progress=memory.look)
         seconds, processor = time.perf_counter() - began, processor_seconds() - processor
         return {
             "rollouts": report.rollouts,
@@ -116,12 +114,12 @@ def held(process: str) -> float:
     return next((int(each.split()[1]) / 1024 for each in lines if each.startswith("RssAnon")), 0.0)
 
 
-def line(form: str, found: dict[str, Any]) -> str:
-    rate, tokens = found["rollouts"] / found["seconds"], found["tokens"] / found["seconds"] / 1e6
+def line(form: str, report: dict[str, Any]) -> str:
+    rate, tokens = report["rollouts"] / report["seconds"], report["tokens"] / report["seconds"] / 1e6
     return (
-        f"{form:8} {found['rollouts']} rollouts: {rate:6.0f} a second, {tokens:5.1f} M tokens a second,"
-        f" {found['seconds']:.1f} s ({found['processor']:.1f} s of processor), memory {found['before']:.0f} → "
-        f"{found['most']:.0f} MB, file {found['bytes'] / 1e6:.0f} MB"
+        f"{form:8} {report['rollouts']} rollouts: {rate:6.0f} a second, {tokens:5.1f} M tokens a second,"
+        f" {report['seconds']:.1f} s ({report['processor']:.1f} s of processor), memory {report['before']:.0f} → "
+        f"{report['most']:.0f} MB, file {report['bytes'] / 1e6:.0f} MB"
     )
 
 
@@ -139,7 +137,7 @@ def built(count: int) -> Path:
     with Store.open(folder) as store:
         for first in range(0, count, BATCH):
             write(store._database, [rollout(source, first + each) for each in range(min(BATCH, count - first))])
-        size = store.size()
+        size = store.size_bytes()
     done.write_text("")
     spent = time.perf_counter() - began
     print(f"built {count} rollouts, {size / 1e6:.0f} MB, in {spent:.0f} s", file=sys.stderr)
@@ -150,10 +148,10 @@ def write(database: Database, made: list[tuple[RolloutRecord, list[Call]]]) -> N
     """As the store writes, but many rollouts in one transaction."""
     with database.write() as connection:
         for record, sampled in made:
-            live = Live(rows.insert(connection, record, "bench"))
+            cache = WriteCache(rows.insert(connection, record, "bench"))
             for call in sampled:
-                calls.save(connection, live, call)
-            rows.finish(connection, live.key, record)
+                calls.save(connection, cache, call)
+            rows.finish(connection, cache.key, record)
 
 
 def rollout(source: random.Random, number: int) -> tuple[RolloutRecord, list[Call]]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.peers import peer_python
 
 from paddock.fleet import FleetEnvClient, FleetTaskEnv
-from paddock.fleet.control import HostedEnvironment, PlaneSettings, serve_plane
+from paddock.fleet.plane import HostedEnvironment, PlaneSettings, serve_plane
 from paddock.telemetry.bus import Bus
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def _round_of(peer: subprocess.Popen[str]) -> list[float]:
     assert peer.stdout is not None
     peer.stdin.write(f"{ROUND}\n")
     peer.stdin.flush()
-    found: list[float] = json.loads(peer.stdout.readline())
-    return found
+    seconds: list[float] = json.loads(peer.stdout.readline())
+    return seconds
 
 
 async def lag(url: str, count: int) -> dict[str, float]:
@@ -168,10 +168,10 @@ async def episodes(url: str, count: int) -> dict[str, float]:
 
 
 async def measured(url: str, options: argparse.Namespace) -> dict[str, float]:
-    found: dict[str, float] = await calls(url, options.calls)
-    found |= await lag(url, options.instances)
-    found |= await episodes(url, options.episodes)
-    return found
+    report: dict[str, float] = await calls(url, options.calls)
+    report |= await lag(url, options.instances)
+    report |= await episodes(url, options.episodes)
+    return report
 
 
 def main() -> int:
@@ -182,15 +182,15 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with running_plane(max(options.instances, options.episodes) + 4) as url:
-        found: dict[str, Any] = asyncio.run(measured(url, options))
+        report: dict[str, Any] = asyncio.run(measured(url, options))
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(report))
     else:
-        for name, value in found.items():
+        for name, value in report.items():
             target = f"   target: under {TARGETS[name]:g}" if name in TARGETS else ""
             print(f"{name:<20} {value:10.3f}{target}")
-    missed = [name for name, most in TARGETS.items() if found[name] >= most]
-    return 1 if missed or found["unbalanced"] else 0
+    missed = [name for name, most in TARGETS.items() if report[name] >= most]
+    return 1 if missed or report["unbalanced"] else 0
 
 
 if __name__ == "__main__":

@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.processes import wait_quiet
-from paddock.fleet.client import FleetEnvClient
-from paddock.fleet.http import send
+from paddock.fleet.client.env_client import FleetEnvClient
+from paddock.fleet.client.http import send
+from paddock.fleet.client.settings import PlaneAddress
 from paddock.fleet.run import run_tasks
-from paddock.fleet.settings import PlaneAddress
-from paddock.rollouts.models.endpoint import Endpoint
-from paddock.testing.replay import ReplayServer
+from paddock.models.endpoint import Endpoint
+from paddock.models.replay import ReplayServer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from paddock.fleet.tools import FleetMCPTools
+    from paddock.fleet.client.tools import FleetMCPTools
 
     Made = tuple[FleetEnvClient, FleetMCPTools]
 
@@ -193,16 +193,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.fleet_plane", description=__doc__)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found: dict[str, float] = {}
+    report: dict[str, float] = {}
     with plane("--warm", "0") as address:
-        found |= asyncio.run(cold(address))
+        report |= asyncio.run(cold(address))
     with plane("--warm", str(MANY)) as address:
         for measure in (warm, tools, rollouts):
-            found |= asyncio.run(measure(address))
+            report |= asyncio.run(measure(address))
     if arguments.json:
-        print(json.dumps({name: round(value, 4) for name, value in found.items()}))
+        print(json.dumps({name: round(value, 4) for name, value in report.items()}))
         return
-    for name, value in found.items():
+    for name, value in report.items():
         print(f"{name:<24} {value:10.3f}")
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from paddock.fleet import FleetTaskEnv
-from paddock.fleet.control import HostedEnvironment, PlaneSettings, serve_plane
+from paddock.fleet.plane import HostedEnvironment, PlaneSettings, serve_plane
 from paddock.telemetry.bus import Bus
 
 if TYPE_CHECKING:
@@ -136,10 +136,10 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=200)
     options = parser.parse_args()
     with running_plane(options.episodes + 50) as url:
-        found = asyncio.run(storm(url, options.episodes))
-    for name, value in found.items():
+        report = asyncio.run(storm(url, options.episodes))
+    for name, value in report.items():
         print(f"{name:<22}{value}")
-    clean = not found["running afterwards"] and not found["started - completed"] and not found["threads left"]
+    clean = not report["running afterwards"] and not report["started - completed"] and not report["threads left"]
     return 0 if clean else 1
 
 

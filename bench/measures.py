@@ -21,8 +21,10 @@ SLEEP_COUNTER = "bench/envs.py:SleepCounter"
 BUSY_COUNTER = "bench/envs.py:BusyCounter"
 INLINE_BUSY_COUNTER = "bench/envs.py:InlineBusyCounter"
 
-STEP_TARGETS = {1: 2.5, 16: 7.0, 128: 9.0, 512: 11.0}
-THREAD_STEP_TARGETS = {1: 1.8, 16: 4.0, 128: 5.0, 512: 6.0}
+STEP_TARGETS = {1: 2.0, 16: 6.0, 128: 8.0, 512: 11.0}
+THREAD_STEP_TARGETS = {1: 1.3, 16: 2.7, 128: 5.0, 512: 5.5}
+CLIENT_TARGETS = {1: 3.5, 16: 7.0, 64: 8.0}
+GENERIC_CLIENT_TARGET = 0.9
 LATENCY_SESSIONS, LATENCY_TARGET = 128, 10.0
 TOOL_CONNECTIONS, TOOL_TARGET = 16, 30.0
 SLEEP_SESSIONS, SLEEP_TARGET = 512, 3.0
@@ -139,6 +141,41 @@ def measure_vector(settings: Settings) -> list[Row]:
     return [_rate_row(label, "steps/s", paddock, openenv, VECTOR_TARGET)]
 
 
+def measure_clients(settings: Settings) -> list[Row]:
+    """Each project's own client on its own server, and with one session both clients on ours."""
+
+    def own_client(server: Server) -> Sample:
+        return _client_load(server, server.spec.project, sessions, settings)
+
+    rows = []
+    with ExitStack() as stack:
+        servers = _pair(stack, "counter", "counter", 2 * max(CLIENT_TARGETS))
+        for sessions, target in CLIENT_TARGETS.items():
+            label = f"own client, {sessions} session{'s' if sessions > 1 else ''}"
+            paddock, openenv = interleave(label, servers, own_client, settings.rounds)
+            rows.append(_rate_row(label, "steps/s", paddock, openenv, target))
+        projects = iter(["paddock", "openenv"] * settings.rounds)
+        ours = [servers[0], servers[0]]
+        label = "Client : GenericEnvClient, both on Paddock, 1 session"
+        paddock, openenv = interleave(
+            label, ours, lambda server: _client_load(server, next(projects), 1, settings), settings.rounds
+        )
+        rows.append(_rate_row(label, "steps/s", paddock, openenv, GENERIC_CLIENT_TARGET))
+    return rows
+
+
+def _client_load(server: Server, project: str, sessions: int, settings: Settings) -> Sample:
+    """Clients of one project, each in its own loop."""
+    ours = project == "paddock"
+    return press(
+        server,
+        "clients" if ours else "openenv_loops",
+        python=sys.executable if ours else str(peer_python("openenv")),
+        sessions=sessions,
+        seconds=settings.seconds,
+    )
+
+
 def measure_busy(settings: Settings) -> list[Row]:
     """`/ws` steps per second of a step that computes for 200 us, on two workers."""
     calibrate()
@@ -168,6 +205,7 @@ MEASURES: dict[str, Callable[[Settings], list[Row]]] = {
     "idle": measure_idle,
     "opens": measure_opens,
     "vector": measure_vector,
+    "clients": measure_clients,
     "busy": measure_busy,
 }
 

@@ -16,7 +16,7 @@ from openenv.core.env_server import create_app
 LOADER = Path(__file__).parent.parent / "src" / "paddock" / "adapters" / "openenv" / "hosted.py"
 
 
-def found(place: str) -> Any:
+def find_class(place: str) -> Any:
     spec = importlib.util.spec_from_file_location("hosted", LOADER)
     assert spec is not None
     assert spec.loader is not None
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--max-sessions", type=int, default=1)
     options = parser.parse_args()
-    hosted = found(options.place)
+    hosted = find_class(options.place)
     app = create_app(
         hosted.make, hosted.action, hosted.observation, env_name="bench", max_concurrent_envs=options.max_sessions
     )

@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.store import Store, rows
-from paddock.rollouts.trace import Call, Event, Level
+from paddock.capture.trace import Call, Event, Level
+from paddock.store import Store, rows
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

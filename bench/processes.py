@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddock.testing.ray_cluster import children_of
+from bench.ray_cluster import children_of
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 QUIET_WINDOW_SECONDS = 0.25
@@ -60,15 +60,15 @@ def wait_quiet(groups: list[int], timeout_seconds: float = 30.0) -> None:
 
 
 def family(pids: list[int]) -> list[int]:
-    """These processes and all that descend from them."""
-    found: dict[int, None] = {}
+    """These processes and all their descendants."""
+    members: dict[int, None] = {}
     waiting = list(pids)
     while waiting:
         pid = waiting.pop()
-        if pid not in found:
-            found[pid] = None
+        if pid not in members:
+            members[pid] = None
             waiting += children_of(pid)
-    return list(found)
+    return list(members)
 
 
 def proportional_memory(pid: int) -> float:

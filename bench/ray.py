@@ -2,15 +2,15 @@
 
     python -m bench.ray [steps|vector|scaling|rollouts|cost|fault] [--rounds N] [--seconds S] [--json FILE]
 
-steps     Steps per second on a host that Ray has placed, against the same server without Ray; through the door
-          that forwards, and sessions opened at the door that forwards, at the one that redirects, and at none.
-vector    1,000 sessions of one `VectorClient` through a door: on one host, and spread over two.
+steps     Steps per second on a host that Ray has placed, against the same server without Ray; through the gateway
+          that forwards, and sessions opened at the gateway that forwards, at the one that redirects, and at none.
+vector    1,000 sessions of one `VectorClient` through a gateway: on one host, and spread over two.
 scaling   Steps per second of 1, 2 and 3 hosts, each step waits 5 ms.
 rollouts  Rollouts per minute on 1, 2 and 3 nodes, and by the local engine.
 cost      Processor time and memory of one step, one session, one rollout: what a plan for a cluster is made of.
 fault     One of three nodes is killed under 300 sessions and 30 rollouts: what becomes of each.
 
-Samples are interleaved; ratios are medians of the rounds' own ratios. The load of the machine is told with them.
+Samples are interleaved; ratios are medians of the rounds' own ratios. The load of the machine is printed with them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.processes import family, proportional_memory
+from bench.ray_cluster import LocalCluster, rollouts_per_minute
 from bench.ray_faults import AGENT, CHECK, SCRIPT, lose_a_node, serving
 from bench.samples import note, press
 from bench.servers import Server, ServerSpec
-from paddock.rollouts.agents.command import CommandAgent
-from paddock.rollouts.runs import run_batch
-from paddock.rollouts.task import Task
+from paddock.agents.command import CommandAgent
+from paddock.rollouts.api import run_batch
 from paddock.scale.cluster import Resources, connected
 from paddock.scale.cluster import nodes as nodes_of_cluster
-from paddock.scale.rollouts import RayEngine, rollouts_per_minute
-from paddock.testing.ray_cluster import LocalCluster
+from paddock.scale.rollouts import RayEngine
+from paddock.tasks.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,42 +85,42 @@ class Line:
 
     def text(self) -> str:
         median = statistics.median(self.values)
-        shown = f"{median:,.0f}" if median >= 100 else f"{median:.3g}"
+        value_text = f"{median:,.0f}" if median >= 100 else f"{median:.3g}"
         compared = "" if self.ratio is None else f"{self.ratio:7.2f}x"
         reached = "" if self.target is None or self.ratio is None else ("yes" if self.ratio >= self.target else "no")
         target = "" if self.target is None else f"at least {self.target:g}x"
-        return f"{self.measure:<58} {shown:>10} {self.unit:<10} {compared:>8}  {target:<15} {reached}"
+        return f"{self.measure:<58} {value_text:>10} {self.unit:<10} {compared:>8}  {target:<15} {reached}"
 
 
 # -- steps and sessions -------------------------------------------------------------------------------
 
 
 def steps(settings: Settings) -> list[Line]:
-    """The same server, in an actor and in a process of its own; then with a door before it."""
+    """The same server, in an actor and in a process of its own; then with a gateway before it."""
     options = ["--max-sessions", str(4 * max(*STEP_SESSIONS, OPENS)), "--log-level", "warning"]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cluster = stack.enter_context(LocalCluster(1, cpus=8))
         plain = stack.enter_context(serving(None, *options, log=folder / "log"))
-        doors = {
-            door: stack.enter_context(
-                serving(cluster.address, *options, "--hosts", "1", "--door", door, log=folder / "log")
+        gateways = {
+            gateway: stack.enter_context(
+                serving(cluster.address, *options, "--hosts", "1", "--gateway", gateway, log=folder / "log")
             )
-            for door in ("forward", "redirect")
+            for gateway in ("forward", "redirect")
         }
-        placed = host_urls(doors["forward"])[0]
+        placed = host_urls(gateways["forward"])[0]
         lines = []
         for sessions in STEP_SESSIONS:
-            urls = {"without Ray": plain, "placed by Ray": placed, "through the door": doors["forward"]}
+            urls = {"without Ray": plain, "placed by Ray": placed, "through the gateway": gateways["forward"]}
             rates = interleaved(urls, settings, partial(stepping, sessions, settings))
             lines += against(f"steps, {sessions} sessions", "steps/s", rates, {"placed by Ray": STEP_TARGET})
-        urls = {"without Ray": plain, "placed by Ray": placed, **doors}
+        urls = {"without Ray": plain, "placed by Ray": placed, **gateways}
         rates = interleaved(urls, settings, lambda url: rate_of(url, "opens", OPENS, settings))
         return lines + against(f"sessions opened, {OPENS}", "opens/s", rates, {})
 
 
 def vector(settings: Settings) -> list[Line]:
-    """The same client and the same door; what differs is how many hosts there are to spread over."""
+    """The same client and the same gateway; what differs is how many hosts there are to spread over."""
     options = ["--max-sessions", str(4 * VECTOR_SESSIONS), "--log-level", "warning"]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -228,10 +228,13 @@ def cost(settings: Settings) -> list[Line]:
         url = stack.enter_context(serving(cluster.address, *options, log=folder / "log"))
         with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
             host = json.load(answer)["hosts"][0]["pid"]
-        (door,) = [pid for pid in children() if b"paddock.scale.router" in words_of(pid)]
-        before = {pid: proportional_memory(pid) for pid in (host, door)}
-        lines = [Line("memory of an empty host", "MiB", [before[host]]), Line("of a door", "MiB", [before[door]])]
-        spent: dict[int, list[float]] = {host: [], door: []}
+        (gateway,) = [pid for pid in children() if b"paddock.scale.gateway_server" in words_of(pid)]
+        before = {pid: proportional_memory(pid) for pid in (host, gateway)}
+        lines = [
+            Line("memory of an empty host", "MiB", [before[host]]),
+            Line("of a gateway", "MiB", [before[gateway]]),
+        ]
+        spent: dict[int, list[float]] = {host: [], gateway: []}
         for _ in range(settings.rounds):
             began = {pid: cpu_seconds(pid) for pid in spent}
             rate = rate_of(url, "steps", 128, settings)
@@ -239,7 +242,7 @@ def cost(settings: Settings) -> list[Line]:
                 # The generator warms up for half a second, at the same rate.
                 values.append(1e6 * (cpu_seconds(pid) - began[pid]) / (rate * (settings.seconds + 0.5)))
         lines += [Line("processor time of a step, host", "us", spent[host])]
-        lines += [Line("processor time of a step, door that forwards", "us", spent[door])]
+        lines += [Line("processor time of a step, gateway that forwards", "us", spent[gateway])]
         stack.enter_context(connected(cluster.address))
         return lines + rollout_cost()
 
@@ -247,10 +250,10 @@ def cost(settings: Settings) -> list[Line]:
 def rollout_cost() -> list[Line]:
     """Of twelve rollouts at once, each with an agent that only waits."""
     workers: dict[int, float] = {}
-    watched = threading.Event()
+    observed = threading.Event()
 
     def watch() -> None:
-        while not watched.wait(0.3):
+        while not observed.wait(0.3):
             for pid in [pid for pid in everybody() if b"ray::" in words_of(pid) and b"perform" in words_of(pid)]:
                 workers[pid] = max(workers.get(pid, 0.0), proportional_memory(pid))
 
@@ -260,7 +263,7 @@ def rollout_cost() -> list[Line]:
     began = time.process_time()
     asyncio.run(roll_out(RayEngine(resources=Resources(cpus=0.1)), ROLLOUTS))
     spent = (time.process_time() - began) / (2 * ROLLOUTS)
-    watched.set()
+    observed.set()
     watching.join()
     return [
         Line("memory of a rollout's worker, without its agent", "MiB", list(workers.values()) or [0.0]),
@@ -293,15 +296,15 @@ def cpu_seconds(pid: int) -> float:
 
 
 def interleaved(urls: dict[str, str], settings: Settings, measure: Callable[[str], float]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in urls}
+    values: dict[str, list[float]] = {name: [] for name in urls}
     for number in range(1, settings.rounds + 1):
         # Every other round goes backwards: whoever comes first after a pause must not always be the same.
         for name, url in list(urls.items())[:: 1 if number % 2 else -1]:
-            found[name].append(measure(url))
+            values[name].append(measure(url))
             note(
-                f"round {number} of {settings.rounds}: {name} {found[name][-1]:,.1f} (load {os.getloadavg()[0]:.1f})"
+                f"round {number} of {settings.rounds}: {name} {values[name][-1]:,.1f} (load {os.getloadavg()[0]:.1f})"
             )
-    return found
+    return values
 
 
 def against(measure: str, unit: str, rates: dict[str, list[float]], targets: dict[str, float]) -> list[Line]:
@@ -313,10 +316,10 @@ def against(measure: str, unit: str, rates: dict[str, list[float]], targets: dic
 
 def fault() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="pf-") as folder, LocalCluster(3, cpus=FAULT_ROLLOUTS) as cluster:
-        found = lose_a_node(
+        outcome = lose_a_node(
             cluster, Path(folder), sessions=FAULT_SESSIONS, rollouts=FAULT_ROLLOUTS, work=FAULT_SECONDS
         )
-        return found.as_json()
+        return outcome.as_json()
 
 
 MEASURES: dict[str, Callable[[Settings], list[Line]]] = {
@@ -336,19 +339,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to a file")
     options = parser.parse_args()
     settings = Settings(options.rounds, options.seconds)
-    found: dict[str, Any] = {"load_before": os.getloadavg()}
+    report: dict[str, Any] = {"load_before": os.getloadavg()}
     for name in options.measures or [*MEASURES, "fault"]:
         if name == "fault":
-            found[name] = fault()
-            print(json.dumps(found[name], indent=2))
+            report[name] = fault()
+            print(json.dumps(report[name], indent=2))
             continue
         lines = MEASURES[name](settings)
-        found[name] = [{"measure": each.measure, "values": each.values, "ratio": each.ratio} for each in lines]
+        report[name] = [{"measure": each.measure, "values": each.values, "ratio": each.ratio} for each in lines]
         print("\n".join(each.text() for each in lines), flush=True)
-    found["load_after"] = os.getloadavg()
-    print(f"load of the machine: {found['load_before'][0]:.1f} before, {found['load_after'][0]:.1f} after")
+    report["load_after"] = os.getloadavg()
+    print(f"load of the machine: {report['load_before'][0]:.1f} before, {report['load_after'][0]:.1f} after")
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

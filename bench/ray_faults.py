@@ -21,20 +21,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddock import Client
+from paddock.agents.command import CommandAgent
 from paddock.errors import EpisodeLost
-from paddock.rollouts.agents.command import CommandAgent
-from paddock.rollouts.runs import run_batch
-from paddock.rollouts.sandbox.leftovers import marked
-from paddock.rollouts.store import Store
-from paddock.rollouts.task import Task
+from paddock.processes import find_marked_processes
+from paddock.rollouts.api import run_batch
 from paddock.scale.cluster import Resources
 from paddock.scale.rollouts import RayEngine
+from paddock.store import Store
+from paddock.tasks.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bench.ray_cluster import LocalCluster
     from paddock.rollouts.rollout import Rollout
-    from paddock.testing.ray_cluster import LocalCluster
 
 PAUSE = 0.5
 """Between two steps of a session."""
@@ -93,7 +93,7 @@ class Report:
     """Of the batch: one for each rollout."""
     attempts_with_other_than_one_outcome: int = 0
     orphans: int = 0
-    """Processes of agents, sandboxes, hosts and doors that are left on nodes that live, after the end of all."""
+    """Processes of agents, sandboxes, hosts and gateways that are left on nodes that live, after the end of all."""
     killed_processes: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -233,9 +233,9 @@ class Storm:
         self._hosts |= {host["pid"] for host in (await asyncio.to_thread(ask))["hosts"]}
 
     def left_over(self) -> list[int]:
-        """Agents, the server and its door (they bear the mark), the hosts, and processes of the batch's sandboxes."""
-        found = set(marked_processes(self._mark)) - {os.getpid()} | {pid for pid in self._hosts if is_running(pid)}
-        return sorted(found.union(*(marked(sandbox) for sandbox in self._sandboxes)))
+        """Agents, the server and its gateway (they bear the mark), the hosts, and processes of the sandboxes."""
+        pids = set(marked_processes(self._mark)) - {os.getpid()} | {pid for pid in self._hosts if is_running(pid)}
+        return sorted(pids.union(*(find_marked_processes(sandbox) for sandbox in self._sandboxes)))
 
     # -- sessions -------------------------------------------------------------------------------------
 
@@ -312,15 +312,15 @@ class Storm:
 
 def marked_processes(mark: str) -> list[int]:
     """Those that were started with the mark among their arguments or in their environment."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
         except OSError:
             continue
         if mark.encode() in text:
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids
 
 
 def is_running(pid: int) -> bool:

@@ -19,14 +19,16 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from paddock.rollouts.capture import Capture, CaptureSettings, Upstream
-from paddock.rollouts.limits import Budget
-from paddock.rollouts.models.endpoint import Endpoint
+from paddock.capture.proxy import Capture
+from paddock.capture.settings import CaptureSettings
+from paddock.capture.upstream import Upstream
+from paddock.limits import Budget
+from paddock.models.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from paddock.rollouts.trace import Call
+    from paddock.capture.trace import Call
 
 PROMPT_BYTES = 20_000
 PROMPT_TOKENS = 5_000
@@ -114,11 +116,11 @@ async def measure(session: aiohttp.ClientSession, url: str, key: str, stream: bo
 
 
 async def compare(port: int, count: int) -> dict[str, float]:
-    found: dict[str, float] = {}
-    kept: list[Call] = []
+    report: dict[str, float] = {}
+    collected: list[Call] = []
 
     async def keep(call: Call) -> None:
-        kept.append(call)
+        collected.append(call)
 
     direct = f"http://127.0.0.1:{port}/v1"
     sock = socket.create_server(("127.0.0.1", 0))
@@ -135,13 +137,13 @@ async def compare(port: int, count: int) -> dict[str, float]:
                 times["direct"] += await measure(session, direct, "", stream, 20)
                 times["proxied"] += await measure(session, proxied, capture.secret, stream, 20)
             medians = {way: statistics.median(each) for way, each in times.items()}
-            found[f"{name}_direct_ms"] = round(medians["direct"], 3)
-            found[f"{name}_proxied_ms"] = round(medians["proxied"], 3)
-            found[f"{name}_added_ms"] = round(medians["proxied"] - medians["direct"], 3)
+            report[f"{name}_direct_ms"] = round(medians["direct"], 3)
+            report[f"{name}_proxied_ms"] = round(medians["proxied"], 3)
+            report[f"{name}_added_ms"] = round(medians["proxied"] - medians["direct"], 3)
         await capture.stop()
-    if any(call.level != "tokens" for call in kept):
+    if any(call.level != "tokens" for call in collected):
         raise SystemExit("a call was not kept token by token")
-    return found
+    return report
 
 
 def main() -> None:
@@ -153,14 +155,14 @@ def main() -> None:
     process = multiprocessing.get_context("spawn").Process(target=model_process, args=(theirs,), daemon=True)
     process.start()
     try:
-        found = asyncio.run(compare(ours.recv(), arguments.count))
+        report = asyncio.run(compare(ours.recv(), arguments.count))
     finally:
         ours.send("stop")
         process.join(5)
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(report))
     else:
-        for name, value in found.items():
+        for name, value in report.items():
             print(f"{name:<20} {value:8.3f}")
 
 

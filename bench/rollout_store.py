@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from paddock.rollouts.outcome import Outcome
-from paddock.rollouts.record import RolloutRecord
-from paddock.rollouts.store import Store
-from paddock.rollouts.trace import Call, Level, link
+from paddock.capture.prefix_tree import PrefixTree
+from paddock.capture.trace import Call, Level
+from paddock.store import Store
+from paddock.store.outcome import Outcome
+from paddock.store.record import RolloutRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,14 +95,14 @@ def growing_calls(count: int, *, seed: int = 1, output_bytes: int = 3000) -> Ite
     ]
     offered = tools(shared)
     prompt = tokenize(" ".join(str(message["content"]) for message in messages) + str(offered))
-    earlier: list[Call] = []
+    prefixes = PrefixTree()
     for index in range(count):
-        said = prose(source, 250)
-        sampled = tokenize(said)
+        content = prose(source, 250)
+        sampled = tokenize(content)
         arguments = orjson.dumps({"command": prose(source, 120)}).decode()
         name = {"id": f"call_{index}", "type": "function", "function": {"name": "bash", "arguments": arguments}}
         sampled += tokenize(arguments)
-        answer = {"role": "assistant", "content": said, "tool_calls": [name]}
+        answer = {"role": "assistant", "content": content, "tool_calls": [name]}
         call = Call(
             id=f"c{index}",
             index=index,
@@ -126,8 +127,9 @@ def growing_calls(count: int, *, seed: int = 1, output_bytes: int = 3000) -> Ite
             model="policy",
             level=Level.TOKENS,
         )
-        link(call, earlier[-1:])
-        earlier.append(call)
+        continuation = prefixes.add(call)
+        call.parent = None if continuation.parent is None else continuation.parent.id
+        call.shared_tokens = continuation.parent_tokens
         yield call
         output = {"role": "tool", "tool_call_id": f"call_{index}", "content": prose(source, output_bytes)}
         messages += [answer, output]
@@ -143,12 +145,12 @@ def measure_trace(folder: Path, count: int) -> None:
     with Store.open(folder) as store:
         store.begin(RolloutRecord("first", "task"))
         store.prune()
-        empty = store.size()
+        empty = store.size_bytes()
         calls = list(growing_calls(count))
         times = [_seconds(lambda call=call: store.save_call("first", call)) for call in calls]  # type: ignore[misc]
         reading = _seconds(lambda: store.calls("first"))
         store.prune()
-        stored = store.size()
+        stored = store.size_bytes()
         assert store.calls("first") == calls
         longest = max(map(prompt_bytes, calls))
         whole = sum(map(prompt_bytes, calls))
@@ -159,7 +161,8 @@ def measure_trace(folder: Path, count: int) -> None:
         for call in growing_calls(count, seed=2):
             store.save_call("second", call)
         store.prune()
-        print(f"  a second trace   {(store.size() - stored) / longest:8.2f} x (system prompt and tools are shared)")
+        second = (store.size_bytes() - stored) / longest
+        print(f"  a second trace   {second:8.2f} x (system prompt and tools are shared)")
         last = len(orjson.dumps(calls[-1].request)) / 1000
         print(f"  save_call        {median(times) * 1000:8.2f} ms median, {max(times) * 1000:.2f} ms worst")
         print(f"  save_call, last  {median(times[-5:]) * 1000:8.2f} ms with a request of {last:.0f} kB")
@@ -188,7 +191,7 @@ def measure_many(folder: Path, count: int) -> None:
             record.finished_at = record.started_at + 60
             store.finish(record)
         each = (time.perf_counter() - began) / count
-        print(f"{count} rollouts, {store.size() / 1e6:.0f} MB, begin and finish {each * 1000:.2f} ms each")
+        print(f"{count} rollouts, {store.size_bytes() / 1e6:.0f} MB, begin and finish {each * 1000:.2f} ms each")
         questions: dict[str, dict[str, Any]] = {
             "all": {},
             "task_id": {"task_id": "task-7"},

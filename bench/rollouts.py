@@ -35,23 +35,23 @@ from typing import TYPE_CHECKING
 
 from bench.processes import family, proportional_memory
 from paddock.errors import StoreError
-from paddock.rollouts.runs import run_batch
-from paddock.rollouts.sandbox import open_sandbox
-from paddock.rollouts.sandbox.leftovers import marked
-from paddock.rollouts.store import Store
-from paddock.rollouts.task import Task
-from paddock.rollouts.taskset import load_tasks
+from paddock.processes import find_marked_processes
+from paddock.rollouts.api import run_batch
 from paddock.rollouts.verifier import verify
+from paddock.sandbox import open_sandbox
+from paddock.store import Store
+from paddock.tasks.task import Task
+from paddock.tasks.taskset import load_tasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from paddock.capture.trace import Call
     from paddock.rollouts.batch import BatchResult
     from paddock.rollouts.rollout import Rollout
-    from paddock.rollouts.sandbox.base import Sandbox, SandboxSpec
-    from paddock.rollouts.trace import Call
+    from paddock.sandbox.base import Sandbox, SandboxSpec
 
-SHIPPED = Path(__file__).resolve().parents[1] / "src" / "paddock" / "tasks"
+SHIPPED = Path(__file__).resolve().parents[1] / "src" / "paddock" / "tasks" / "shipped"
 ROUNDS = 5
 OVERHEAD_MS = 150.0
 PARALLEL = 16
@@ -118,9 +118,9 @@ async def overhead() -> list[Line]:
     parts = {name: [record.stages[name] * 1000 for record in records] for name in ("sandbox", "setup", "verifier")}
     between = [((record.wall_s or 0.0) - sum(record.stages.values())) * 1000 for record in records]
     whole = [((record.wall_s or 0.0) - record.stages["agent"]) * 1000 for record in records]
-    found = median(whole)
+    overhead = median(whole)
     return [
-        Line("overhead of a rollout", f"{found:.0f} ms", f"< {OVERHEAD_MS:.0f} ms", found < OVERHEAD_MS),
+        Line("overhead of a rollout", f"{overhead:.0f} ms", f"< {OVERHEAD_MS:.0f} ms", overhead < OVERHEAD_MS),
         *(Line(f"  {name}", f"{median(values):.0f} ms") for name, values in parts.items()),
         Line("  between the stages", f"{median(between):.0f} ms"),
         Line("  a model call, first byte to last", f"{median(map(milliseconds, calls)):.1f} ms"),
@@ -262,7 +262,7 @@ class MemoryWatch:
     def _look(self) -> None:
         while not self._over.wait(WATCH_EVERY):
             for sandbox, peak in list(self.peaks.items()):
-                self.peaks[sandbox] = max(peak, sum(map(proportional_memory, family(marked(sandbox)))))
+                self.peaks[sandbox] = max(peak, sum(map(proportional_memory, family(find_marked_processes(sandbox)))))
 
 
 def spread(values: list[float], unit: str) -> str:
@@ -322,14 +322,14 @@ class Victim:
 
     def survivors(self) -> int:
         """What runs of it: agents, known by a word on their command line, and what has not left its folder yet."""
-        found = 0
+        count = 0
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 words, place = (entry / "cmdline").read_bytes(), os.readlink(entry / "cwd")
             except OSError:
                 continue
-            found += self.mark.encode() in words or Path(place) == self.folder
-        return found
+            count += self.mark.encode() in words or Path(place) == self.folder
+        return count
 
 
 async def crash() -> list[Line]:
@@ -338,13 +338,13 @@ async def crash() -> list[Line]:
 
 def kill_often() -> list[Line]:
     chance = random.Random(11)
-    known = interrupted = open_after = changed = processes = folders = 0
+    recorded = interrupted = open_after = changed = processes = folders = 0
     with tempfile.TemporaryDirectory() as folder:
         victim = Victim(Path(folder))
         outcomes: dict[str, str] = {}
         for number in range(KILLS):
             process = victim.start()
-            wait_until(lambda: victim.begun() > known)  # noqa: B023 - asked before `known` moves on
+            wait_until(lambda: victim.begun() > recorded)  # noqa: B023 - called before `recorded` changes
             time.sleep(chance.uniform(0, LATEST_KILL))
             process.send_signal(signal.SIGKILL)
             process.wait(PATIENCE)
@@ -358,11 +358,11 @@ def kill_often() -> list[Line]:
             changed += sum(outcomes.get(record.rollout_id, record.outcome) != record.outcome for record in records)
             outcomes = {record.rollout_id: str(record.outcome) for record in records}
             open_after = sum(record.outcome is None for record in records)
-            known = len(records)
-            print(f"kill {number + 1}: {known} rollouts, {open_after} open", file=sys.stderr)
+            recorded = len(records)
+            print(f"kill {number + 1}: {recorded} rollouts, {open_after} open", file=sys.stderr)
     return [
         Line("kills", str(KILLS)),
-        Line("rollouts", f"{known}, {interrupted} of them interrupted"),
+        Line("rollouts", f"{recorded}, {interrupted} of them interrupted"),
         Line("without an outcome afterwards", str(open_after), "0", open_after == 0),
         Line("outcomes that changed later", str(changed), "0", changed == 0),
         Line("processes left", str(processes), "0", processes == 0),

@@ -100,8 +100,8 @@ class ToolConnection(asyncio.Protocol):
 
 
 def _content_length(head: bytes) -> int:
-    _, found, rest = head.lower().partition(b"\r\ncontent-length:")
-    if not found:
+    _, has_length, rest = head.lower().partition(b"\r\ncontent-length:")
+    if not has_length:
         raise RuntimeError(f"an answer without a length: {head[:300]!r}")
     return int(rest.partition(b"\r\n")[0])
 
