@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import aiohttp
 from rich.console import Console
 
+from paddock.models import open_model
 from paddock.rollouts import Budget, Store, load_tasks, run_rollout
-from paddock.rollouts.models import open_model
-from paddock.tasks import replay_file
+from paddock.tasks.shipped import replay_file
 
 if TYPE_CHECKING:
+    from paddock.capture.trace import Call
     from paddock.rollouts import RolloutRecord
     from paddock.rollouts.rollout import Rollout
-    from paddock.rollouts.trace import Call
 
 console = Console(highlight=False)
 TASK = "fix-test"

@@ -17,13 +17,15 @@ import game
 from endpoint import NAME
 
 from paddock import Client, PaddockError, VectorClient
-from paddock.rollouts import Budget, Store, Task
-from paddock.rollouts.capture import Upstream
-from paddock.rollouts.export.samples import Sample, samples
-from paddock.rollouts.loop import LoopAgent, LoopBatch, LoopLimits, LoopPlan, ToolResult
+from paddock.capture.upstream import Upstream
+from paddock.export.samples import Sample, samples
+from paddock.models import Endpoint
+from paddock.rollouts import Budget, RunConfig, Store, Task
+from paddock.rollouts.batch import Batch
+from paddock.rollouts.context import RunContext
+from paddock.rollouts.loop import LoopAgent, LoopLimits, ToolResult, ToolSessions
 from paddock.rollouts.loop.environment import openai_tool
-from paddock.rollouts.models import Endpoint
-from paddock.rollouts.outcome import Reward
+from paddock.store.outcome import Reward
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,15 +54,16 @@ async def environment() -> AsyncIterator[str]:
 
 
 @dataclass(slots=True)
-class Lane:
-    """The place of one rollout: one of the sessions of a vector, which has been reset already."""
+class VectorSession:
+    """The session of one rollout: one of those of a vector, which has been reset already."""
+
+    is_repeatable = True
 
     sessions: VectorClient
     number: int
     offered: list[dict[str, Any]]
     prompt: str = game.PROMPT
     rewards: list[float] = field(default_factory=list)
-    kind: str = "environment"
     is_scored: bool = True
     verifier_log: str = ""
 
@@ -103,11 +106,7 @@ class Episodes:
         self._url = url
         self._sessions = VectorClient(url, n * len(self._seeds))
         self._upstream = Upstream()
-        self._plan = LoopPlan(
-            LoopAgent(LoopLimits(steps=game.GUESSES), system=None),
-            Endpoint(model_url, NAME, engine="vllm"),
-            budget=Budget(max_tokens_per_call=LONGEST_ANSWER),
-        )
+        self._endpoint = Endpoint(model_url, NAME, engine="vllm")
 
     async def __aenter__(self) -> Self:
         client: Client[Any]
@@ -132,19 +131,24 @@ class Episodes:
                 raise begun
         free = {task.id: iter(range(i * self._n, (i + 1) * self._n)) for i, task in enumerate(tasks)}
 
-        def lane(task: Task) -> Lane:
-            return Lane(self._sessions, next(free[task.id]), self._offered)
+        def session(task: Task) -> VectorSession:
+            return VectorSession(self._sessions, next(free[task.id]), self._offered)
 
-        batch = LoopBatch(
-            tasks,
-            self._plan,
-            lane,
-            store=self.store,
-            upstream=self._upstream,
+        config = RunConfig(
+            model=self._endpoint,
+            agent=LoopAgent(LoopLimits(steps=game.GUESSES), system=None),
+            budget=Budget(max_tokens_per_call=LONGEST_ANSWER),
             n=self._n,
             parallel=len(self._sessions),
             retries=0,
             batch_id=f"step-{step}",
         )
-        result = await batch.run()
+        context = RunContext.create(
+            config,
+            endpoint=self._endpoint,
+            store=self.store,
+            upstream=self._upstream,
+            sessions=ToolSessions(session, "environment"),
+        )
+        result = await Batch(tasks, context).run()
         return [found for record in result.records for found in samples(record, self.store.calls(record.rollout_id))]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from policy import Policy
 
-    from paddock.rollouts.export.samples import Sample
+    from paddock.export.samples import Sample
 
 Control = Literal["zero", "shuffled"] | None
 """What to put in place of the advantages, to see that the policy does not learn without them."""

@@ -34,10 +34,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 from warm_start import warm_start
 
-from paddock.adapters.trainers.trl import reward, rollout_func
+from paddock.models import Endpoint
 from paddock.rollouts import Budget, Task
 from paddock.rollouts.loop import LoopAgent, LoopLimits
-from paddock.rollouts.models import Endpoint
+from paddock.train.trl import reward, rollout_func
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,3 @@
+#!/bin/bash
+set -euo pipefail
+cp "$(dirname "$0")/schedule.py" /app/schedule.py
