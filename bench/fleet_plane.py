@@ -39,7 +39,7 @@ MANY = 16
 ALONE = 5
 CALL_SECONDS = 3.0
 TASKS = 16
-PATIENCE = 60.0
+DEADLINE_SECONDS = 60.0
 VERIFIER = "def verify(env):\n    return 1.0 if env.db('current').table('notes').eq('title', 'milk').all() else 0.0"
 SCRIPT = {"turns": [{"tool": "add_note", "arguments": {"title": "milk"}}, {"tool": "list_notes"}, {"text": "Done."}]}
 
@@ -58,7 +58,7 @@ def plane(*options: str) -> Iterator[PlaneAddress]:
             yield PlaneAddress(url, (Path(folder) / "api_key").read_text())
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(PATIENCE)
+            process.wait(DEADLINE_SECONDS)
 
 
 async def make(address: PlaneAddress) -> Made:
@@ -84,14 +84,14 @@ async def close(made: list[Made]) -> None:
 
 async def wait_warm(address: PlaneAddress, count: int) -> None:
     """Until so many processes wait, and have imported all they need."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
         reply = await send("GET", f"{address.base_url}/status", timeout=5, headers=address.headers)
         if reply.json()["warm"] >= count:
             await asyncio.to_thread(wait_quiet, instance_groups())
             return
         await asyncio.sleep(0.1)
-    raise TimeoutError(f"{count} processes did not get warm in {PATIENCE:g} s")
+    raise TimeoutError(f"{count} processes did not get warm in {DEADLINE_SECONDS:g} s")
 
 
 def instance_groups() -> list[int]:

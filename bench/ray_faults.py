@@ -40,7 +40,7 @@ PAUSE = 0.5
 """Between two steps of a session."""
 WORK_SECONDS = 6.0
 """How long an agent sleeps between its two model calls."""
-PATIENCE = 240.0
+DEADLINE_SECONDS = 240.0
 SERVER_ENDS_WITHIN = 30.0
 SETTLE_SECONDS = 10.0
 CHECK = """
@@ -145,7 +145,7 @@ def lose_a_node(
     try:
         with serving(cluster.address, *options, log=folder / "serve.log") as url:
             storm = Storm(cluster, folder, url, Report(sessions, rollouts), mark, node, work)
-            report = asyncio.run(asyncio.wait_for(storm.run(), 3 * PATIENCE))
+            report = asyncio.run(asyncio.wait_for(storm.run(), 3 * DEADLINE_SECONDS))
     finally:
         del os.environ["PADDOCK_FAULT_MARK"]
     deadline = time.monotonic() + SETTLE_SECONDS
@@ -303,7 +303,7 @@ class Storm:
         )
 
     async def _until(self, holds: Any, also: asyncio.Future[Any] | None = None) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             while not holds():
                 if also is not None and also.done():
                     also.result()

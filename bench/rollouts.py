@@ -59,7 +59,7 @@ SHARE_PERCENT = 15.0
 KILLS = 20
 KILLED_AT_ONCE = 8
 LATEST_KILL = 1.6
-PATIENCE = 60.0
+DEADLINE_SECONDS = 60.0
 AGENTS, AGENTS_AT_ONCE = 8, 2
 SHORT, LONG = 2, 22
 """Model calls of a rollout."""
@@ -310,7 +310,7 @@ class Victim:
         )
 
     def clean(self) -> None:
-        subprocess.run(self.command("doctor", "--clean"), check=True, capture_output=True, timeout=PATIENCE)
+        subprocess.run(self.command("doctor", "--clean"), check=True, capture_output=True, timeout=DEADLINE_SECONDS)
 
     def begun(self) -> int:
         """How many rollouts its store knows."""
@@ -347,7 +347,7 @@ def kill_often() -> list[Line]:
             wait_until(lambda: victim.begun() > recorded)  # noqa: B023 - called before `recorded` changes
             time.sleep(chance.uniform(0, LATEST_KILL))
             process.send_signal(signal.SIGKILL)
-            process.wait(PATIENCE)
+            process.wait(DEADLINE_SECONDS)
             with Store.open(victim.store, read_only=True) as store:
                 interrupted += store.count(finished=False)
             victim.clean()
@@ -371,7 +371,7 @@ def kill_often() -> list[Line]:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while not holds():
         if time.monotonic() > deadline:
             raise TimeoutError("the rollouts did not begin")

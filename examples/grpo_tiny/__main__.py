@@ -28,9 +28,9 @@ from warm_start import warm_start
 
 MOST_DIFFERENCE = 1e-4
 """How far a logprob that was captured may lie from the same one computed again: rounding, and nothing else."""
-SOME = 5
+AVERAGED_STEPS = 5
 """So many steps are averaged, for a single one says little."""
-CLEARLY = 0.2
+MIN_RISE = 0.2
 """How much the reward must rise from the first of them to the last."""
 
 
@@ -57,11 +57,11 @@ class Run:
 
     @property
     def first(self) -> float:
-        return fmean(self.rewards[:SOME])
+        return fmean(self.rewards[:AVERAGED_STEPS])
 
     @property
     def last(self) -> float:
-        return fmean(self.rewards[-SOME:])
+        return fmean(self.rewards[-AVERAGED_STEPS:])
 
 
 async def learn(options: Options) -> Run:
@@ -94,7 +94,7 @@ async def learn(options: Options) -> Run:
                 f"ratio then {report.ratio:.2f}  ({time.monotonic() - began:.0f} s)",
                 flush=True,
             )
-            if len(run.rewards) >= SOME and run.last >= options.goal:
+            if len(run.rewards) >= AVERAGED_STEPS and run.last >= options.goal:
                 break
         run.sampled_tokens = endpoint.sampled
     run.seconds = time.monotonic() - began
@@ -111,28 +111,28 @@ def read_options() -> tuple[Options, argparse.Namespace]:
     parser.add_argument("--store", type=Path, help="where the rollouts are kept")
     parser.add_argument("--json", type=Path, help="write what happened to this file")
     parser.add_argument("--svg", type=Path, help="draw the rewards into this file")
-    given = parser.parse_args()
-    store = given.store or Path(tempfile.mkdtemp(prefix="grpo-tiny-"))
-    return Options(given.steps, given.n, given.seed, given.control, given.goal, store), given
+    arguments = parser.parse_args()
+    store = arguments.store or Path(tempfile.mkdtemp(prefix="grpo-tiny-"))
+    return Options(arguments.steps, arguments.n, arguments.seed, arguments.control, arguments.goal, store), arguments
 
 
 def main() -> int:
-    options, given = read_options()
+    options, arguments = read_options()
     run = uvloop.run(learn(options))
     assert run.trained_tokens == run.sampled_tokens, "not every sampled token was trained on, or some others were"
-    learned = run.last - run.first > CLEARLY
+    has_learned = run.last - run.first > MIN_RISE
     print(f"\nreward  {sparkline(run.rewards)}")
     print(
         f"        from {run.first:.2f} to {run.last:.2f} in {run.seconds:.0f} s; the rollouts are in {options.store}"
     )
     print(f"        captured logprobs were off by {max(run.differences):.0e} at most, ratios by as little")
-    if given.json:
-        given.json.write_text(json.dumps({**asdict(run), "first": run.first, "last": run.last}))
-    if given.svg:
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**asdict(run), "first": run.first, "last": run.last}))
+    if arguments.svg:
         name = "GRPO" if options.control is None else f"control: advantages {options.control}"
-        given.svg.write_text(svg({name: run.rewards}))
-    print("it learned" if learned else "it did not learn")
-    return 0 if learned == (options.control is None) else 1
+        arguments.svg.write_text(svg({name: run.rewards}))
+    print("it learned" if has_learned else "it did not learn")
+    return 0 if has_learned == (options.control is None) else 1
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ async def environment() -> AsyncIterator[str]:
     target = f"{Path(game.__file__)}:Game"
     options = ["--port", "0", "--max-sessions", str(MOST_SESSIONS), "--json", "--log-level", "error"]
     command = [sys.executable, "-m", "paddock", "serve", target, *options]
-    pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    server = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=nowhere)
+    pipe, devnull = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    server = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=devnull)
     assert server.stdout is not None
     try:
         async with asyncio.timeout(START_SECONDS):
@@ -61,7 +61,7 @@ class VectorSession:
 
     sessions: VectorClient
     number: int
-    offered: list[dict[str, Any]]
+    tool_list: list[dict[str, Any]]
     prompt: str = game.PROMPT
     rewards: list[float] = field(default_factory=list)
     is_scored: bool = True
@@ -74,7 +74,7 @@ class VectorSession:
         return self
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        return self.offered
+        return self.tool_list
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         action = {"type": "call_tool", "tool_name": name, "arguments": arguments}
@@ -112,7 +112,7 @@ class Episodes:
         client: Client[Any]
         async with Client(self._url) as client:
             tools = await client.tools()
-        self._offered = [openai_tool(tool.name, tool.description, tool.input_schema) for tool in tools]
+        self._tools = [openai_tool(tool.name, tool.description, tool.input_schema) for tool in tools]
         async with AsyncExitStack() as opening:
             opening.callback(self.store.close)
             await opening.enter_async_context(self._upstream)
@@ -126,13 +126,13 @@ class Episodes:
     async def play(self, step: int) -> list[Sample]:
         """One batch of rollouts, and what can be trained on of it."""
         tasks = [Task(game.PROMPT, id=f"seed-{seed}") for seed in self._seeds]
-        for begun in await self._sessions.reset_all([seed for seed in self._seeds for _ in range(self._n)]):
-            if isinstance(begun, PaddockError):
-                raise begun
+        for first in await self._sessions.reset_all([seed for seed in self._seeds for _ in range(self._n)]):
+            if isinstance(first, PaddockError):
+                raise first
         free = {task.id: iter(range(i * self._n, (i + 1) * self._n)) for i, task in enumerate(tasks)}
 
         def session(task: Task) -> VectorSession:
-            return VectorSession(self._sessions, next(free[task.id]), self._offered)
+            return VectorSession(self._sessions, next(free[task.id]), self._tools)
 
         config = RunConfig(
             model=self._endpoint,
@@ -151,4 +151,6 @@ class Episodes:
             sessions=ToolSessions(session, "environment"),
         )
         result = await Batch(tasks, context).run()
-        return [found for record in result.records for found in samples(record, self.store.calls(record.rollout_id))]
+        return [
+            sample for record in result.records for sample in samples(record, self.store.calls(record.rollout_id))
+        ]

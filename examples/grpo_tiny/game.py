@@ -22,7 +22,7 @@ class Game(ToolEnvironment):
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Observation:
         drawn = random.randrange(LARGEST) if seed is None else seed % LARGEST
         self._hidden = 1 + drawn
-        self._left = GUESSES
+        self._guesses_left = GUESSES
         return Observation()
 
     @tool
@@ -32,7 +32,7 @@ class Game(ToolEnvironment):
         Args:
             number: The guess.
         """
-        self._left -= 1
+        self._guesses_left -= 1
         if number == self._hidden:
             return ToolReturn("found", reward=1.0, done=True)
-        return ToolReturn("higher" if number < self._hidden else "lower", reward=0.0, done=self._left == 0)
+        return ToolReturn("higher" if number < self._hidden else "lower", reward=0.0, done=self._guesses_left == 0)

@@ -55,15 +55,15 @@ def advantages(samples: Sequence[Sample], control: Control = None) -> list[float
     for sample in samples:
         assert sample.reward is not None
         rewards[sample.group_id][sample.rollout_id] = sample.reward
-    found = []
+    advantages = []
     for sample in samples:
         group = torch.tensor(list(rewards[sample.group_id].values()))
-        found.append(float((sample.reward - group.mean()) / (group.std(correction=0) + 1e-4)))
+        advantages.append(float((sample.reward - group.mean()) / (group.std(correction=0) + 1e-4)))
     if control == "zero":
-        return [0.0] * len(found)
+        return [0.0] * len(advantages)
     if control == "shuffled":
-        random.Random(0).shuffle(found)
-    return found
+        random.Random(0).shuffle(advantages)
+    return advantages
 
 
 def collate(samples: Sequence[Sample], control: Control = None) -> Batch:

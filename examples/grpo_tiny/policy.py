@@ -28,13 +28,13 @@ class Block(nn.Module):  # type: ignore[misc]
         rows, length, width = x.shape
         parts = self.gather(self.before_attention(x)).view(rows, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        seen = torch.stack((key, value))
+        keys_and_values = torch.stack((key, value))
         if past is not None:
-            seen = torch.cat((past, seen), dim=3)
-        scores = query @ seen[0].transpose(-1, -2) / math.sqrt(width // self.heads)
+            keys_and_values = torch.cat((past, keys_and_values), dim=3)
+        scores = query @ keys_and_values[0].transpose(-1, -2) / math.sqrt(width // self.heads)
         weights = scores.masked_fill(~mask[:, None], -torch.inf).softmax(-1)
-        x = x + self.mix((weights @ seen[1]).transpose(1, 2).reshape(rows, length, width))
-        return x + self.network(self.before_network(x)), seen
+        x = x + self.mix((weights @ keys_and_values[1]).transpose(1, 2).reshape(rows, length, width))
+        return x + self.network(self.before_network(x)), keys_and_values
 
 
 class Policy(nn.Module):  # type: ignore[misc]
@@ -58,11 +58,11 @@ class Policy(nn.Module):  # type: ignore[misc]
         itself = torch.eye(whole, dtype=torch.bool)[whole - new :]
         mask = (earlier & real[:, None, :].bool()) | itself
         x = self.tokens(tokens) + self.places(places)
-        kept = []
+        cache = []
         for number, block in enumerate(self.blocks):
-            x, seen = block(x, mask, None if past is None else past[number])
-            kept.append(seen)
-        return self.head(self.last(x)), kept
+            x, keys_and_values = block(x, mask, None if past is None else past[number])
+            cache.append(keys_and_values)
+        return self.head(self.last(x)), cache
 
     def logprobs(self, sequences: list[list[int]]) -> Tensor:
         """The logprob of every token but the first, given all before it; rows are padded on the right."""
@@ -70,8 +70,8 @@ class Policy(nn.Module):  # type: ignore[misc]
         tokens = torch.tensor([ids + [words.PAD] * (longest - len(ids)) for ids in sequences])
         real = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in sequences])
         logits, _ = self(tokens[:, :-1], real[:, :-1])
-        found: Tensor = F.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
-        return found
+        token_logprobs: Tensor = F.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
+        return token_logprobs
 
 
 @dataclass(slots=True)
@@ -113,8 +113,8 @@ class Sampler:
             logits, past = self._policy(tokens, real, past)
             logprobs = F.log_softmax(logits[:, -1], -1)
             tokens = torch.multinomial(logprobs.exp(), 1, generator=self._generator)
-            taken = logprobs.gather(-1, tokens)
+            sampled_logprobs = logprobs.gather(-1, tokens)
             for row, answer in enumerate(answers):
-                answer.add(int(tokens[row]), float(taken[row]), limits[row])
+                answer.add(int(tokens[row]), float(sampled_logprobs[row]), limits[row])
             real = torch.cat((real, torch.ones_like(tokens)), dim=1)
         return answers, version

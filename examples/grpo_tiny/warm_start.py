@@ -21,15 +21,15 @@ ROWS = 32
 
 def blind_game(chance: random.Random) -> tuple[list[int], list[int]]:
     """The tokens of a game, and 1 for those that the player wrote."""
-    hidden = chance.randint(1, game.LARGEST)
+    number_to_find = chance.randint(1, game.LARGEST)
     ids = words.encode(f"{game.PROMPT}\n>")
     own = [0] * len(ids)
     for _ in range(game.GUESSES):
         number = chance.randint(1, game.LARGEST)
         guess = [*words.encode(f"guess({number})"), words.END]
-        told = words.encode(f"{'higher' if number < hidden else 'lower'}\n>")
-        ids, own = ids + guess + told, own + [1] * len(guess) + [0] * len(told)
-        if number == hidden:
+        answer = words.encode(f"{'higher' if number < number_to_find else 'lower'}\n>")
+        ids, own = ids + guess + answer, own + [1] * len(guess) + [0] * len(answer)
+        if number == number_to_find:
             break
     return ids, own
 

@@ -42,7 +42,7 @@ from paddock.train.trl import reward, rollout_func
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CLEARLY = 0.2
+MIN_RISE = 0.2
 
 
 def make_tokenizer() -> Any:
@@ -51,7 +51,7 @@ def make_tokenizer() -> Any:
 
 
 class Model(LlamaForCausalLM):  # type: ignore[misc]
-    """A transformer of some fifty thousand weights, made from nothing."""
+    """A transformer of about fifty thousand weights, made from nothing."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -62,8 +62,8 @@ class Model(LlamaForCausalLM):  # type: ignore[misc]
         longest = max(len(ids) for ids in sequences)
         tokens = torch.tensor([ids + [words.PAD] * (longest - len(ids)) for ids in sequences])
         logits = self(tokens[:, :-1], use_cache=False).logits
-        found: Tensor = F.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
-        return found
+        token_logprobs: Tensor = F.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
+        return token_logprobs
 
 
 def make_model() -> Model:
@@ -90,9 +90,9 @@ class Sampler:
             logits = self._model(tokens, use_cache=False).logits[torch.arange(len(whole)), last]
             logprobs = F.log_softmax(logits, -1)
             chosen = torch.multinomial(logprobs.exp(), 1, generator=self._generator)
-            taken = logprobs.gather(-1, chosen)
+            sampled_logprobs = logprobs.gather(-1, chosen)
             for row, answer in enumerate(answers):
-                answer.add(int(chosen[row]), float(taken[row]), limits[row])
+                answer.add(int(chosen[row]), float(sampled_logprobs[row]), limits[row])
         return answers, self._model.version
 
 
@@ -180,12 +180,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("-n", type=int, default=16, help="rollouts in a group")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    rewards = train(given.steps, given.n, given.seed)
-    some = max(1, len(rewards) // 10)
-    rise = sum(rewards[-some:]) / some - sum(rewards[:some]) / some
+    arguments = parser.parse_args()
+    rewards = train(arguments.steps, arguments.n, arguments.seed)
+    window = max(1, len(rewards) // 10)
+    rise = sum(rewards[-window:]) / window - sum(rewards[:window]) / window
     print(f"\nreward  {sparkline(rewards)}\n        {rise:+.3f} from the first steps to the last")
-    return 0 if rise > CLEARLY else 1
+    return 0 if rise > MIN_RISE else 1
 
 
 if __name__ == "__main__":

@@ -52,11 +52,11 @@ def written(message: dict[str, Any]) -> str:
 
 def read(text: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
     """What the policy wrote as an assistant message: a call of a tool if it is exactly one, else plain text."""
-    found = CALL.fullmatch(text)
-    known = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in tools}
-    if found is None or found[1] not in known:
+    match = CALL.fullmatch(text)
+    parameters_by_tool = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in tools}
+    if match is None or match[1] not in parameters_by_tool:
         return {"role": "assistant", "content": text}
-    (argument,) = known[found[1]]
-    function = {"name": found[1], "arguments": json.dumps({argument: int(found[2].replace(" ", ""))})}
+    (argument,) = parameters_by_tool[match[1]]
+    function = {"name": match[1], "arguments": json.dumps({argument: int(match[2].replace(" ", ""))})}
     call = {"index": 0, "id": "call", "type": "function", "function": function}
     return {"role": "assistant", "content": None, "tool_calls": [call]}

@@ -33,9 +33,11 @@ def load_target(target: str) -> tuple[Callable[[], Any], str]:
         raise missing_class(target)
     if not colon or not place:
         close = difflib.get_close_matches(target, SHIPPED, 1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
+        suggestion = f"did you mean {close[0]!r}? " if close else ""
         shipped = ", ".join(SHIPPED)
-        raise TargetError(f"no environment is called {target!r}", hint=f"{meant}shipped: {shipped}; or give {FORMS}")
+        raise TargetError(
+            f"no environment is called {target!r}", hint=f"{suggestion}shipped: {shipped}; or give {FORMS}"
+        )
     if place.endswith(".py"):
         return class_in_file(place, attribute), attribute.lower()
     return class_in_module(target), attribute.lower()

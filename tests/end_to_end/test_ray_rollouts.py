@@ -66,8 +66,8 @@ class Stage:
     temporary: Path
 
     def open_sandboxes(self) -> list[str]:
-        with Store.open(self.temporary / f"paddock-node-{os.getuid()}", read_only=True) as ledger:
-            return [entry.sandbox_id for entry in ledger.open_sandboxes()]
+        with Store.open(self.temporary / f"paddock-node-{os.getuid()}", read_only=True) as store:
+            return [entry.sandbox_id for entry in store.open_sandboxes()]
 
 
 @pytest.fixture(scope="module")

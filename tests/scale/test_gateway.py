@@ -348,4 +348,4 @@ async def many(url: str, count: int) -> int:
 def test_many_sessions_share_few_slots() -> None:
     with Together(2, 4, queue_timeout=20) as there:
         assert asyncio.run(many(there.url, 60)) == 60
-        wait_until(lambda: there.gateway.registry.taken() == 0)
+        wait_until(lambda: there.gateway.registry.in_use() == 0)

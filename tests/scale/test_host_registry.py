@@ -50,7 +50,7 @@ def test_room_that_is_gone_meanwhile_is_not_claimed(clock: FakeClock) -> None:
 
 def test_capacity_and_sessions_are_summed(clock: FakeClock) -> None:
     registry = registry_of(clock, 1, 4)
-    assert (registry.capacity, registry.taken()) == (8, 3)
+    assert (registry.capacity, registry.in_use()) == (8, 3)
 
 
 def test_a_retired_host_takes_nobody_and_counts_no_more(clock: FakeClock) -> None:

@@ -234,7 +234,7 @@ def test_with_a_gateway_go_only_those_who_waited_there() -> None:
 
 
 def free_at(there: Together, number: int, free: Any) -> None:
-    wait_until(lambda: there.gateways[number].gateway.registry.taken() == 1)
+    wait_until(lambda: there.gateways[number].gateway.registry.in_use() == 1)
     free()
 
 

@@ -47,7 +47,7 @@ async def test_closing_twice_gives_back_one_slot(harness: Any) -> None:
     first.close("test")
     first.close("again")
     await first.ended
-    assert one.manager.slots.taken() == 1
+    assert one.manager.slots.in_use() == 1
 
 
 async def test_a_factory_that_fails_gives_its_slot_back(harness: Any) -> None:
@@ -59,7 +59,7 @@ async def test_a_factory_that_fails_gives_its_slot_back(harness: Any) -> None:
     for _ in range(3):
         with pytest.raises(Exception, match="no database"):
             await one.manager.open(Origin.SOCKET)
-        await until(lambda: one.manager.slots.taken() == 0)
+        await until(lambda: one.manager.slots.in_use() == 0)
 
 
 async def test_the_queue_is_first_come_first_served(harness: Any) -> None:
@@ -142,7 +142,7 @@ async def test_who_leaves_the_queue_is_passed_over(harness: Any) -> None:
     assert stays.places[-1] == 1
     session.close("test")
     assert await stays.task
-    assert one.manager.slots.taken() == 1
+    assert one.manager.slots.in_use() == 1
 
 
 async def test_who_leaves_just_as_the_slot_comes_gives_it_back(harness: Any) -> None:
@@ -155,7 +155,7 @@ async def test_who_leaves_just_as_the_slot_comes_gives_it_back(harness: Any) -> 
     with pytest.raises(asyncio.CancelledError):
         await gone.task
     await settled()
-    assert one.manager.slots.taken() == 0
+    assert one.manager.slots.in_use() == 0
     assert await one.manager.open(Origin.SOCKET)
 
 

@@ -261,7 +261,7 @@ async def test_a_close_that_fails_still_ends_the_session(harness: Any, error: Ba
     session = await one.manager.open(Origin.SOCKET)
     session.close("test")
     await asyncio.wait_for(session.ended, 1)
-    assert one.manager.slots.taken() == 0
+    assert one.manager.slots.in_use() == 0
 
 
 async def test_a_slow_close_does_not_hold_the_loop(harness: Any) -> None:
@@ -290,7 +290,7 @@ async def test_a_build_that_nobody_waits_for_any_more_is_closed(harness: Any, li
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    await until(lambda: lives and lives[0].closes and one.manager.slots.taken() == 0)
+    await until(lambda: lives and lives[0].closes and one.manager.slots.in_use() == 0)
 
 
 @pytest.mark.parametrize("moment", range(0, 30))
@@ -307,7 +307,7 @@ async def test_cancelling_a_build_at_any_moment_loses_nothing(
     answer = (await asyncio.gather(opening, return_exceptions=True))[0]
     if not isinstance(answer, BaseException):
         answer.close("test")
-    await until(lambda: all(life.closes for life in lives) and one.manager.slots.taken() == 0)
+    await until(lambda: all(life.closes for life in lives) and one.manager.slots.in_use() == 0)
 
 
 async def test_a_build_over_its_deadline_is_closed_when_it_comes(harness: Any, lives: list[Watched]) -> None:
@@ -340,7 +340,7 @@ async def test_a_borrowed_session_is_closed_after_its_call(harness: Any, lives: 
     one = harness(Adder, max_sessions=1)
     async with one.manager.borrow() as session:
         await one.execute(session, Step(Add(amount=3)))
-        assert one.manager.slots.taken() == 0
+        assert one.manager.slots.in_use() == 0
     await session.ended
     assert lives[0].closes == 1
 
@@ -514,7 +514,7 @@ async def test_a_slot_that_waits_for_a_close_is_not_lost(harness: Any) -> None:
         session = await one.manager.open(Origin.SOCKET)
         session.close("test")
         await session.ended
-    assert one.manager.slots.taken() == 0
+    assert one.manager.slots.in_use() == 0
     await one.manager.open(Origin.SOCKET)
     with pytest.raises(CapacityReached):
         await one.manager.open(Origin.SOCKET)

@@ -13,11 +13,11 @@ from paddock.agents.base import AgentBase
 from paddock.errors import ConfigError
 from paddock.loading import class_named
 
-SHARED = ("base", "equipment", "headless", "install")
+SHARED_MODULES = ("base", "equipment", "headless", "install")
 AGENTS = {
     module.name.replace("_", "-"): f"{__name__}.{module.name}"
     for module in pkgutil.iter_modules(__path__)
-    if module.name not in SHARED and not module.name.startswith("_")
+    if module.name not in SHARED_MODULES and not module.name.startswith("_")
 } | {"loop": "paddock.rollouts.loop.agent"}
 """The module of each agent."""
 

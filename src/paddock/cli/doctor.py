@@ -205,8 +205,8 @@ def open_files() -> Finding:
     if soft == resource.RLIM_INFINITY or soft >= GOOD_FILES:
         return Finding("open files", "ok", detail)
     status: Status = "problem" if soft < MIN_FILES else "missing"
-    wanted = GOOD_FILES if hard == resource.RLIM_INFINITY else min(GOOD_FILES, hard)
-    hint = f"each session takes one or more: `ulimit -n {wanted}` before you serve thousands"
+    advised = GOOD_FILES if hard == resource.RLIM_INFINITY else min(GOOD_FILES, hard)
+    hint = f"each session takes one or more: `ulimit -n {advised}` before you serve thousands"
     return Finding("open files", status, f"{detail}: enough for about {max(0, soft - 64)} sessions", hint)
 
 

@@ -194,11 +194,11 @@ def serve_on_cluster(
         folder=ray.ship,
         page=serving.has_page,
     )
-    fewest, most = scale.min_hosts, scale.max_hosts
-    hosts = plural(most, "host") if fewest == most else f"{fewest} to {plural(most, 'host')}"
+    min_hosts, max_hosts = scale.min_hosts, scale.max_hosts
+    hosts = plural(max_hosts, "host") if min_hosts == max_hosts else f"{min_hosts} to {plural(max_hosts, 'host')}"
 
     def announce(url: str) -> None:
-        print_address(name, config, url, f"{hosts} on Ray, gateway: {ray.gateway}", serving, hosts=most)
+        print_address(name, config, url, f"{hosts} on Ray, gateway: {ray.gateway}", serving, hosts=max_hosts)
         note(f"  clients: Client({url!r})   MCP: {url}/mcp   cluster: {url}/health   stop: Ctrl-C")
 
     raise_on_interrupt()
@@ -217,17 +217,17 @@ def print_address(
     note(f"{name} at {url}  ({plural(sessions, 'session')}, {detail})")
 
 
-def parse_scaling(hosts: str, fewest: int | None, most: int | None, ray_address: str | None) -> ScalingPolicy:
+def parse_scaling(hosts: str, min_hosts: int | None, max_hosts: int | None, ray_address: str | None) -> ScalingPolicy:
     """`--hosts 3`, or `--hosts auto` with its two bounds. Raises ConfigError."""
     from paddock.scale import cluster
     from paddock.scale.autoscale import ScalingPolicy
 
     if hosts == "auto":
-        if most is None:
+        if max_hosts is None:
             cluster.connect(ray_address)
-            most = max(1, int(sum(node.resources.get("CPU", 0) for node in cluster.nodes() if node.alive)))
-        return ScalingPolicy(fewest or 1, most)
-    if not hosts.isdigit() or fewest is not None or most is not None:
+            max_hosts = max(1, int(sum(node.resources.get("CPU", 0) for node in cluster.nodes() if node.alive)))
+        return ScalingPolicy(min_hosts or 1, max_hosts)
+    if not hosts.isdigit() or min_hosts is not None or max_hosts is not None:
         raise ConfigError(
             f"--hosts is {hosts!r}", hint="give a number, or auto; --min-hosts and --max-hosts belong to auto"
         )

@@ -1,4 +1,4 @@
-"""The sandboxes of a server: created, ended when their time is over. Each is in the ledger before it exists."""
+"""The sandboxes of a server: created, ended when their time is over. Each is recorded before it exists."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class E2bServerSettings:
     api_key: str | None = None
     """None: a random one is generated."""
     store: Path | None = None
-    """The store whose ledger records the sandboxes. None: the default one."""
+    """The store that records the sandboxes. None: the default one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Numbered requests, executed at most once, and their answers kept until the client has them.
 
-A client that lost its connection sends every unanswered request again under the same number. The ledger says what to
-do with it: execute it, wait for the one already running, or repeat the kept answer. A number below the highest one
-seen was answered, given up or overtaken: it is refused, never executed, also after a later reset.
+A client that lost its connection sends every unanswered request again under the same number. The reply cache says
+what to do with it: execute it, wait for the one already running, or repeat the kept answer. A number below the
+highest one seen was answered, given up or overtaken: it is refused, never executed, also after a later reset.
 
 The rule that makes no answer get lost is a sliding window that both sides know:
 
@@ -11,7 +11,7 @@ The rule that makes no answer get lost is a sliding window that both sides know:
 - The server keeps every answer above `ack`. It refuses a number unexecuted that is beyond the window, or for which
   there is no room: the answers above `ack` have `WINDOW_BYTES` already.
 
-So the ledger holds exactly those answers that a client may still ask for: at most `WINDOW` of them, and at most
+So the cache holds exactly those answers that a client may still ask for: at most `WINDOW` of them, and at most
 `WINDOW_BYTES` beside the one that was last added. For a client that sends no `ack` it holds the last `WINDOW`
 answers, as far as they fit into `KEPT_BYTES`.
 """
@@ -34,7 +34,7 @@ class Verdict(Enum):
     UNDER_WAY = "under way"
 
 
-class ReplyLedger:
+class ReplyCache:
     """The answers of one session that its client may not have received."""
 
     __slots__ = ("_acknowledged", "_bytes", "_highest", "_replies", "_under_way")

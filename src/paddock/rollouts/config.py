@@ -180,10 +180,10 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} is {value}", hint="give a number above 0")
-        for name, least in {"n": 1, "parallel": 1, "max_steps": 1, "retries": 0, "seed": 0}.items():
+        for name, minimum in {"n": 1, "parallel": 1, "max_steps": 1, "retries": 0, "seed": 0}.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}", hint=f"give {least} or more")
+            if value is not None and value < minimum:
+                raise ConfigError(f"{name} is {value}", hint=f"give {minimum} or more")
         if isinstance(self.engine, str) and self.engine not in BACKENDS:
             raise ConfigError(f"there is no engine {self.engine!r}", hint=f"use {' or '.join(BACKENDS)}")
         if self.resume is not None and self.batch_id is not None:

@@ -145,8 +145,8 @@ class _Builder:
         before = self.nodes.get(node.parent or "")
         if before is None:
             # The same prompt once more, or a beginning that only a part of an earlier prompt has.
-            again = prefix == len(call.prompt_token_ids)
-            return Label.BRANCH if again else Label.EDITED
+            is_repeat = prefix == len(call.prompt_token_ids)
+            return Label.BRANCH if is_repeat else Label.EDITED
         if before.call.id not in self._answered:
             return before.label if before.label in _INHERITED else Label.MAIN
         return Label.EDITED if _contains_answer(self._tip.call, call, prefix) else Label.BRANCH
@@ -173,14 +173,14 @@ def drift(call: Call, following: Sequence[int]) -> Drift:
     repeated = following[start : start + len(sampled)]
     if repeated == sampled:
         return Drift(len(sampled), len(sampled), None)
-    same = next(
+    agreeing = next(
         (at for at, (one, other) in enumerate(zip(sampled, repeated, strict=False)) if one != other), len(repeated)
     )
-    returned = same
+    returned = agreeing
     if sampled:
         with suppress(ValueError):
-            returned = following.index(sampled[-1], start + same) + 1 - start
-    return Drift(len(sampled), returned, same)
+            returned = following.index(sampled[-1], start + agreeing) + 1 - start
+    return Drift(len(sampled), returned, agreeing)
 
 
 def _contains_answer(tip: Call, call: Call, shared: int) -> bool:

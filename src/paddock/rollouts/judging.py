@@ -133,8 +133,8 @@ def judge_calls(calls: Sequence[CallSummary], time: AgentTime, limits: StallLimi
             return Blame(Outcome.MODEL, spent)
         # An endpoint that never accepted anything gave the policy no chance, however long the agent asked.
         concluded = [call for call in calls if not call.unanswered]
-        never = None if any(call.answered for call in calls) else endpoint_failure(concluded)
-        return Blame(None, refused_requests(calls)) if never is None else Blame(Outcome.MODEL, never)
+        refused_all = None if any(call.answered for call in calls) else endpoint_failure(concluded)
+        return Blame(None, refused_requests(calls)) if refused_all is None else Blame(Outcome.MODEL, refused_all)
     if (failure := endpoint_failure(calls)) is not None:
         return Blame(Outcome.MODEL, failure)
     ended = by_end(calls)

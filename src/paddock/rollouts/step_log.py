@@ -6,7 +6,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from paddock.rollouts.steps import GOING_ON, NOT_REACHED, StepRecord, min_reward_failure
+from paddock.rollouts.steps import CONTINUING_OUTCOMES, NOT_REACHED, StepRecord, min_reward_failure
 from paddock.store.outcome import Outcome, Reward
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class StepLog:
     def goes_on(self, plan: StepPlan, *, is_scored: bool) -> bool:
         """Whether the next step is run."""
         result = self.results[plan.number - 1]
-        if result.outcome is None or Outcome(result.outcome) not in GOING_ON:
+        if result.outcome is None or Outcome(result.outcome) not in CONTINUING_OUTCOMES:
             return False
         if not is_scored:
             return True

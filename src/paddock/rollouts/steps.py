@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NOT_ENDED = "the step has not ended"
 NOT_REACHED = "the step was not reached"
-GOING_ON = (Outcome.OK, Outcome.TIMEOUT)
+CONTINUING_OUTCOMES = (Outcome.OK, Outcome.TIMEOUT)
 """Endings of a step after which the next one is run. After a used-up budget, no step could call the model."""
 
 
@@ -70,12 +70,12 @@ class StepRecord:
 
 def min_reward_failure(step: TaskStep, reward: Reward) -> str | None:
     """Why no step is run after this one; None if the reward is high enough. An unknown one is too low."""
-    for name, least in step.min_reward.items():
+    for name, minimum in step.min_reward.items():
         value = _named_reward(reward, name)
         if value is None:
-            return f"step {step.name} has no reward {name!r}, and min_reward is {least:g}"
-        if value < least:
-            return f"step {step.name} scored {value:g} for {name!r}, below its min_reward of {least:g}"
+            return f"step {step.name} has no reward {name!r}, and min_reward is {minimum:g}"
+        if value < minimum:
+            return f"step {step.name} scored {value:g} for {name!r}, below its min_reward of {minimum:g}"
     return None
 
 

@@ -201,8 +201,8 @@ class ClusterHead:
         return self.unreachable_since is None and self.failure is None
 
     def describe(self) -> dict[str, Any]:
-        away = None if self.unreachable_since is None else round(self._clock() - self.unreachable_since, 1)
-        return {"address": self.address, "away_seconds": away}
+        since = self.unreachable_since
+        return {"address": self.address, "away_seconds": None if since is None else round(self._clock() - since, 1)}
 
     async def watch(self) -> ClusterError:
         """Probe it until it has failed for good; returns why. Losses and returns are logged."""

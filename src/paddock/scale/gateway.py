@@ -222,13 +222,13 @@ class Gateway:
         return {"authorization": f"Bearer {token}"} if token else {}
 
     def _capacity_error(self, *, waited: bool) -> CapacityReached:
-        taken, capacity = self.registry.taken(), self.registry.capacity
+        in_use, capacity = self.registry.in_use(), self.registry.capacity
         kind = QueueTimeout if waited else CapacityReached
         hint = "try again later, wait in the queue (queue_timeout), or allow more sessions or hosts"
         if not self.registry.hosts:
             return kind("No host is there yet. Cannot accept new connections.", hint=hint)
-        message = f"Server at capacity: {taken}/{capacity} sessions active. Cannot accept new connections."
-        return kind(message, hint=hint, active_sessions=taken, max_sessions=capacity)
+        message = f"Server at capacity: {in_use}/{capacity} sessions active. Cannot accept new connections."
+        return kind(message, hint=hint, active_sessions=in_use, max_sessions=capacity)
 
     # -- the cluster as one -----------------------------------------------------------------------
 
@@ -256,12 +256,12 @@ class Gateway:
         status = next(
             (name for name in ("healthy", "starting", "draining", "unhealthy") if name in states), "starting"
         )
-        capacity, taken = self.registry.capacity, self.registry.taken()
+        capacity, in_use = self.registry.capacity, self.registry.in_use()
         return {
             "status": status,
-            "sessions": taken,
+            "sessions": in_use,
             "capacity": capacity,
-            "available": max(0, capacity - taken),
+            "available": max(0, capacity - in_use),
             "waiting": self.waiting(),
             **{name: sum(answer.get(name, 0) for answer in answers.values()) for name in SUMMED_HEALTH_FIELDS},
             "draining": bool(hosts) and all(host.draining for host in hosts),

@@ -114,10 +114,10 @@ class HostReporter:
 
     def _state(self) -> dict[str, Any]:
         manager = self._service.manager
-        taken, capacity = manager.slots.taken(), manager.slots.capacity
+        in_use, capacity = manager.slots.in_use(), manager.slots.capacity
         return {
-            "free": capacity - taken + self._evictable,
-            "sessions": taken,
+            "free": capacity - in_use + self._evictable,
+            "sessions": in_use,
             "draining": manager.is_draining(),
         }
 

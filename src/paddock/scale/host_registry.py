@@ -143,7 +143,7 @@ class HostRegistry:
     def give_back(self) -> None:
         self._promised -= 1
 
-    def taken(self) -> int:
+    def in_use(self) -> int:
         return sum(host.sessions for host in self.hosts.values())
 
     def new_ticket(self) -> int:

@@ -55,9 +55,9 @@ def number_in(raw: bytes | str) -> int | None:
 def admit(
     session: Session, number: int, ack: int | None, send: Callable[[bytes], None], key: str | None = None
 ) -> bool:
-    """True if a numbered request has to be carried out; else it is answered here, from the ledger."""
+    """True if a numbered request has to be carried out; else it is answered here, from the reply cache."""
     try:
-        verdict = session.ledger.admit(number, ack)
+        verdict = session.reply_cache.admit(number, ack)
     except PaddockError as error:
         send(messages.write_error(error, number, key))
         return False

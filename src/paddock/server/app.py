@@ -202,7 +202,7 @@ class InfoRoutes:
             status = "draining"
         body: dict[str, Any] = {"status": status}
         if service.config.access.token is None or has_token(service.config.access, request.headers.get):
-            active = service.manager.slots.taken()
+            active = service.manager.slots.in_use()
             body |= asdict(statistics)
             body |= {"sessions": active, "available": max(0, statistics.capacity - active), "can_build": builds}
             if service.siblings is not None:

@@ -106,10 +106,10 @@ class WorkerConnections:
         self._idle: dict[int, list[WorkerConnection]] = {}
 
     async def take(self, worker: int) -> WorkerConnection:
-        """A connection to a worker that is awake. Raises NotReached, or WorkerUnavailable at the deadline."""
+        """A connection to a worker that responds. Raises NotReached, or WorkerUnavailable at the deadline."""
         deadline = time.monotonic() + DELIVERY_SECONDS
         while True:
-            if self._table.is_awake(worker):
+            if self._table.is_responsive(worker):
                 idle = self._idle.setdefault(worker, [])
                 while idle:
                     if (connection := idle.pop()).is_usable():
@@ -117,7 +117,7 @@ class WorkerConnections:
                     connection.close()
             try:
                 opened = await WorkerConnection.open(str(self._folder / f"{worker}.http"))
-                if self._table.is_awake(worker):
+                if self._table.is_responsive(worker):
                     return opened
                 opened.close()
             except NotReached as error:
@@ -136,13 +136,13 @@ class WorkerConnections:
         while not self._table.is_silent(worker, STALLED_SECONDS):
             await asyncio.sleep(1.0)
 
-    async def explain(self, worker: int, life: int, error: Exception) -> PaddockError:
-        """The error for a call that broke off: has the worker of that `life` ended, or only the connection?"""
+    async def explain(self, worker: int, generation: int, error: Exception) -> PaddockError:
+        """The error for a call that broke off: has the worker of that `generation` ended, or only the connection?"""
         if isinstance(error, NotReached):
             message = f"the worker that keeps this session cannot be reached, the call was not carried out: {error}"
             return HostLost(message, hint="its sessions are lost with a worker; open a new one")
         deadline = time.monotonic() + EXIT_NOTICE_SECONDS
-        while self._table.life(worker) == life:
+        while self._table.generation(worker) == generation:
             if time.monotonic() > deadline:
                 message = f"the connection to the worker broke off, the call may have been carried out: {error}"
                 return WorkerUnavailable(message, hint="ask for the state before you call again")

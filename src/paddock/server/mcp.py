@@ -174,8 +174,10 @@ class McpEndpoint:
         number = None if session is None else request_number(header)
         if session is None or number is None:
             return await self._respond(caller, calls)
-        lasting = HttpCaller(self.service, caller.token)
-        return await session.http_requests.answer(number, lambda: self.service.spawn(self._respond(lasting, calls)))
+        detached_caller = HttpCaller(self.service, caller.token)
+        return await session.http_requests.answer(
+            number, lambda: self.service.spawn(self._respond(detached_caller, calls))
+        )
 
     async def _respond(self, caller: HttpCaller, calls: list[RpcCall | RpcError] | RpcCall) -> Any:
         if isinstance(calls, RpcCall):

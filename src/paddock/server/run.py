@@ -107,7 +107,7 @@ class DrainingServer(StoppableServer):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second ends the grace of the drain. Environments are closed in any case."""
         if self.should_exit:
-            self.service.hurry()
+            self.service.end_grace()
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

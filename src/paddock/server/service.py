@@ -125,10 +125,10 @@ class Service:
         self.sockets.clear()
         self._tasks.clear()
 
-    def hurry(self) -> None:
+    def end_grace(self) -> None:
         """End the grace of a drain now. Does nothing if the service does not stop."""
         if self._manager is not None:
-            self._manager.hurry()
+            self._manager.end_grace()
 
     async def stop(self, grace: float | None = None) -> None:
         """Drain: running requests end within `grace`, then every environment is closed."""

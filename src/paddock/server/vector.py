@@ -89,7 +89,7 @@ class SubSession:
         session, number = work.session, work.number
         frame = write_answer(work, answer, self.key)
         if number is not None:
-            session.ledger.record(number, frame)
+            session.reply_cache.record(number, frame)
         session.send(frame)
 
 
@@ -220,7 +220,7 @@ class VectorConversation:
         self.carry_out(sub_session, session, message)
 
     def carry_out(self, sub_session: SubSession, session: Session, message: Message) -> None:
-        """Carry out a message that the ledger has admitted."""
+        """Carry out a message that the reply cache has admitted."""
         request = request_in(message)
         if request is None:
             self._receive_other(sub_session, session, message)

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paddock.workers")
 
-HELD, FIRST, WAITING, EVICTABLE, SOCKETS, BEAT, LIFE, GIVEN_UP = range(8)
+SLOTS_IN_USE, FIRST_TICKET, WAITING, EVICTABLE, SOCKETS, HEARTBEAT, GENERATION, GIVEN_UP = range(8)
 COLUMNS = 8
-ASLEEP_SECONDS = 2.0
+UNRESPONSIVE_SECONDS = 2.0
 """A worker writes its heartbeat ten times a second. One that did not for so long gets nothing new."""
 EVICT_NOTE = b"make room"
 STREAM_HEADERS = (b"transfer-encoding", b"connection", b"content-length")
@@ -92,24 +92,24 @@ class WorkerTable:
         return int(last + 1)
 
     def clear(self, worker: int) -> None:
-        """Clear the row of a worker that has ended. `LIFE` counts the processes that had its number."""
+        """Clear the row of a worker that has ended. `GENERATION` counts the processes that had its number."""
         with self.locked():
-            for column in range(LIFE):
+            for column in range(GENERATION):
                 self.put(worker, column, 0)
-            self.put(worker, LIFE, self.get(worker, LIFE) + 1)
+            self.put(worker, GENERATION, self.get(worker, GENERATION) + 1)
 
-    def beat(self, worker: int) -> None:
-        self.put(worker, BEAT, int(time.monotonic() * 1000))
+    def write_heartbeat(self, worker: int) -> None:
+        self.put(worker, HEARTBEAT, int(time.monotonic() * 1000))
 
     def is_silent(self, worker: int, seconds: float) -> bool:
         """Whether its event loop has written no heartbeat for so long."""
-        return time.monotonic() * 1000 - self.get(worker, BEAT) > seconds * 1000
+        return time.monotonic() * 1000 - self.get(worker, HEARTBEAT) > seconds * 1000
 
-    def is_awake(self, worker: int) -> bool:
-        return not self.is_silent(worker, ASLEEP_SECONDS)
+    def is_responsive(self, worker: int) -> bool:
+        return not self.is_silent(worker, UNRESPONSIVE_SECONDS)
 
-    def life(self, worker: int) -> int:
-        return self.get(worker, LIFE)
+    def generation(self, worker: int) -> int:
+        return self.get(worker, GENERATION)
 
 
 MAX_STALE_TICKETS = 64
@@ -129,17 +129,17 @@ class SharedSlotCount:
     def take(self, ticket: int | None = None) -> bool:
         table = self._table
         with table.locked():
-            if table.total(HELD) >= self.capacity or self._others_first(ticket):
+            if table.total(SLOTS_IN_USE) >= self.capacity or self._others_first(ticket):
                 return False
-            table.put(self._worker, HELD, table.get(self._worker, HELD) + 1)
+            table.put(self._worker, SLOTS_IN_USE, table.get(self._worker, SLOTS_IN_USE) + 1)
             return True
 
     def give_back(self) -> None:
         with self._table.locked():
-            self._table.put(self._worker, HELD, self._table.get(self._worker, HELD) - 1)
+            self._table.put(self._worker, SLOTS_IN_USE, self._table.get(self._worker, SLOTS_IN_USE) - 1)
 
-    def taken(self) -> int:
-        return self._table.total(HELD)
+    def in_use(self) -> int:
+        return self._table.total(SLOTS_IN_USE)
 
     def new_ticket(self) -> int:
         with self._table.locked():
@@ -147,7 +147,7 @@ class SharedSlotCount:
 
     def publish(self, first: int | None, waiting: int) -> None:
         with self._table.locked():
-            self._table.put(self._worker, FIRST, first or 0)
+            self._table.put(self._worker, FIRST_TICKET, first or 0)
             self._table.put(self._worker, WAITING, waiting)
         lowest = self._lowest_before
         if len(lowest) > 2 * waiting + MAX_STALE_TICKETS:
@@ -161,13 +161,15 @@ class SharedSlotCount:
             before = sum(
                 self._table.get(worker, WAITING)
                 for worker in range(self._table.workers)
-                if worker != self._worker and 0 < self._table.get(worker, FIRST) < ticket
+                if worker != self._worker and 0 < self._table.get(worker, FIRST_TICKET) < ticket
             )
         self._lowest_before[ticket] = min(before, self._lowest_before.get(ticket, before))
         return self._lowest_before[ticket]
 
     def _others_first(self, ticket: int | None) -> bool:
-        heads = [self._table.get(worker, FIRST) for worker in range(self._table.workers) if worker != self._worker]
+        heads = [
+            self._table.get(worker, FIRST_TICKET) for worker in range(self._table.workers) if worker != self._worker
+        ]
         return any(head and (ticket is None or head < ticket) for head in heads)
 
 
@@ -192,7 +194,7 @@ class SiblingWorkers:
     def tick(self, service: Service) -> None:
         """Publish the load of this worker, and shut down if the parent process has ended."""
         now = service.manager.clock()
-        self.table.beat(self.number)
+        self.table.write_heartbeat(self.number)
         self.table.put(self.number, EVICTABLE, service.manager.count_evictable(now))
         self.table.put(self.number, SOCKETS, len(service.sockets))
         if os.getppid() != self._parent:
@@ -212,9 +214,9 @@ class SiblingWorkers:
 
     def best_for_newcomer(self) -> int | None:
         """The worker with the lowest load; None if it is this one."""
-        loads = [(self.table.get(w, HELD), self.table.get(w, SOCKETS)) for w in range(self.table.workers)]
-        awake = [w for w in range(self.table.workers) if w == self.number or self.table.is_awake(w)]
-        best = min(awake, key=lambda worker: loads[worker])
+        loads = [(self.table.get(w, SLOTS_IN_USE), self.table.get(w, SOCKETS)) for w in range(self.table.workers)]
+        responsive = [w for w in range(self.table.workers) if w == self.number or self.table.is_responsive(w)]
+        best = min(responsive, key=lambda worker: loads[worker])
         return best if loads[best] < loads[self.number] else None
 
     # -- passing on -------------------------------------------------------------------------------
@@ -261,7 +263,7 @@ class SiblingWorkers:
 
     async def forward(self, worker: int, scope: Any, body: bytes, receive: Any, send: Any) -> None:
         """Relay a request to `worker`, and the response to the client, until the client disconnects."""
-        is_mcp, life = scope["path"] == "/mcp", self.table.life(worker)
+        is_mcp, generation = scope["path"] == "/mcp", self.table.generation(worker)
         headers = [
             (name, value)
             for name, value in scope["headers"]
@@ -294,7 +296,7 @@ class SiblingWorkers:
         except h11.LocalProtocolError as malformed:
             error = RequestError(f"the request cannot be passed on: {malformed}", hint="look at its headers and path")
         except CONNECTION_ERRORS as broken:
-            error = await self._connections.explain(worker, life, broken)
+            error = await self._connections.explain(worker, generation, broken)
         else:
             return
         if start.is_begun:

@@ -322,7 +322,7 @@ class Conversation:
             self._call_number = number
         elif isinstance(message, CancelMessage):
             if number is not None:
-                session.ledger.forget(number)
+                session.reply_cache.forget(number)
             session.cancel(message.data)
         else:
             self._close()
@@ -333,9 +333,9 @@ class Conversation:
         self.end_turn()
 
     def _reply(self, session: Session, number: int | None, frame: bytes) -> None:
-        """Send a frame. The ledger keeps it if the request was numbered, for a client that resumes."""
+        """Send a frame. The reply cache keeps it if the request was numbered, for a client that resumes."""
         if number is not None:
-            session.ledger.record(number, frame)
+            session.reply_cache.record(number, frame)
         session.send(frame)
 
     def _queue(self, message: Single | InvalidFrame, size: int) -> None:
@@ -391,5 +391,5 @@ class Conversation:
         elif (response := call.result()) is not None:
             self._reply(session, number, write_mcp(response, number))
         elif number is not None:
-            session.ledger.forget(number)
+            session.reply_cache.forget(number)
         self.end_turn()

@@ -63,8 +63,8 @@ class Slots:
     def waiting(self) -> int:
         return len(self._queue)
 
-    def taken(self) -> int:
-        return self._count.taken()
+    def in_use(self) -> int:
+        return self._count.in_use()
 
     def take(self, ticket: int | None = None) -> bool:
         """Take a slot if one is free and nobody waits for it, or nobody longer than the holder of `ticket`."""
@@ -123,12 +123,12 @@ class Slots:
         """Reject the waiters whose deadline has passed."""
         for waiter in self._queue.overdue(now):
             if not waiter.admitted.done():
-                taken, capacity = self.taken(), self.capacity
+                in_use, capacity = self.in_use(), self.capacity
                 waiter.admitted.set_exception(
                     QueueTimeout(
-                        f"Server at capacity: {taken}/{capacity} sessions active. No slot came free in time.",
+                        f"Server at capacity: {in_use}/{capacity} sessions active. No slot came free in time.",
                         hint="wait longer (queue_timeout), or raise --max-sessions",
-                        active_sessions=taken,
+                        active_sessions=in_use,
                         max_sessions=capacity,
                     )
                 )
@@ -161,11 +161,11 @@ class Slots:
             hint = "wait for some of them, or use more connections"
         else:
             return
-        taken, capacity = self.taken(), self.capacity
+        in_use, capacity = self.in_use(), self.capacity
         raise CapacityReached(
-            f"Server at capacity: {taken}/{capacity} sessions active, and {reason}.",
+            f"Server at capacity: {in_use}/{capacity} sessions active, and {reason}.",
             hint=f"try again later, or {hint}",
-            active_sessions=taken,
+            active_sessions=in_use,
             max_sessions=capacity,
         )
 
@@ -181,7 +181,7 @@ class SlotCount(Protocol):
 
     def give_back(self) -> None: ...
 
-    def taken(self) -> int: ...
+    def in_use(self) -> int: ...
 
     def new_ticket(self) -> int:
         """A number later than all given out before."""
@@ -200,20 +200,20 @@ class LocalSlotCount:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._taken = 0
+        self._in_use = 0
         self._tickets = 0
 
     def take(self, ticket: int | None = None) -> bool:
-        if self._taken >= self.capacity:
+        if self._in_use >= self.capacity:
             return False
-        self._taken += 1
+        self._in_use += 1
         return True
 
     def give_back(self) -> None:
-        self._taken -= 1
+        self._in_use -= 1
 
-    def taken(self) -> int:
-        return self._taken
+    def in_use(self) -> int:
+        return self._in_use
 
     def new_ticket(self) -> int:
         self._tickets += 1

@@ -255,13 +255,13 @@ class SessionManager:
             return
         if evicted is None and self.request_eviction is not None and await self.request_eviction():
             wait = max(wait, EVICTION_SECONDS)
-        taken, capacity = self.slots.taken(), self.slots.capacity
+        in_use, capacity = self.slots.in_use(), self.slots.capacity
         if wait <= 0:
             self.metrics.sessions_refused += 1
             raise CapacityReached(
-                f"Server at capacity: {taken}/{capacity} sessions active. Cannot accept new connections.",
+                f"Server at capacity: {in_use}/{capacity} sessions active. Cannot accept new connections.",
                 hint="try again later, wait in the queue (queue_timeout), or raise --max-sessions",
-                active_sessions=taken,
+                active_sessions=in_use,
                 max_sessions=capacity,
             )
         await self._wait_for_slot(wait, on_place, owner)
@@ -359,7 +359,7 @@ class SessionManager:
         if self._shared_thread is not None:
             self._shared_thread.close()
 
-    def hurry(self) -> None:
+    def end_grace(self) -> None:
         """End the grace of a drain now."""
         self._drain_until = self.clock()
 

@@ -32,7 +32,7 @@ from paddock.errors import (
 )
 from paddock.protocol.episode import Episode, Phase
 from paddock.protocol.redact import describe_error, redact
-from paddock.protocol.resume import ReplyLedger
+from paddock.protocol.resume import ReplyCache
 from paddock.sessions.isolation.remote import RemoteEnvironment
 from paddock.sessions.spec import SLOW_CALL_SECONDS, Where
 from paddock.sessions.threads import FunctionJob, call_or_await
@@ -82,7 +82,7 @@ class Session:
     __slots__ = (
         "_overlapping", "attachment", "clock", "close_when_detached", "closed", "current", "dropped_at", "ended",
         "environment", "episode", "holds_slot", "http_requests", "id", "is_closing_environment", "last_active",
-        "ledger", "manager", "opened_at", "origin", "resumable", "threads", "token", "waiting", "was_continued",
+        "manager", "opened_at", "origin", "reply_cache", "resumable", "threads", "token", "waiting", "was_continued",
     )  # fmt: skip
 
     def __init__(
@@ -102,7 +102,7 @@ class Session:
         self.holds_slot = holds_slot
         self.resumable = False
         self.episode = Episode()
-        self.ledger = ReplyLedger()
+        self.reply_cache = ReplyCache()
         self.http_requests = NewestRequest()
         """Executes numbered HTTP requests at most once."""
         self.attachment: Attachment | None = None
@@ -267,7 +267,7 @@ class Session:
             self.manager.queued.discard(work)
             try:
                 if type(work.number) is int:
-                    self.ledger.check_room()
+                    self.reply_cache.check_room()
             except SessionBusy as error:
                 work.settle(error)
             else:
@@ -386,7 +386,7 @@ class Session:
                 return
             self.waiting.pop()
             self.manager.queued.discard(work)
-            self.ledger.retract(work.number)
+            self.reply_cache.retract(work.number)
 
     def record_activity(self) -> None:
         """A request without a connection named this session, so its client is alive."""
@@ -394,7 +394,7 @@ class Session:
         self.last_active = self.clock()
 
     def send(self, frame: bytes) -> None:
-        """Send to the attached connection. Without one, only the ledger keeps the answers of numbered requests."""
+        """Send to the attached connection. Without one, only the cache keeps answers of numbered requests."""
         if self.attachment is not None:
             self.attachment.send(frame)
 

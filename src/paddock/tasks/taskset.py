@@ -298,10 +298,10 @@ def _registry_source(spec: str, options: SetOptions | None) -> RegistrySource | 
 
 
 def _unknown_set(spec: str | Path, path: Path, shipped: dict[str, Path]) -> TaskError:
-    near = [SHIPPED, *shipped]
+    candidates = [SHIPPED, *shipped]
     if path.parent.is_dir():
-        near += [str(path.with_name(entry.name)) for entry in path.parent.iterdir()]
-    return TaskError(f"there is no task {str(spec)!r}", hint=_nearest(str(spec), near, list(shipped)))
+        candidates += [str(path.with_name(entry.name)) for entry in path.parent.iterdir()]
+    return TaskError(f"there is no task {str(spec)!r}", hint=_nearest(str(spec), candidates, list(shipped)))
 
 
 def _matcher(pattern: str) -> Callable[[str], object]:
@@ -324,8 +324,8 @@ def _nearest(name: str, candidates: list[str], examples: list[str] | None = None
     close = difflib.get_close_matches(name, candidates, 3)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    some = (candidates if examples is None else examples)[:10]
-    return f"{'known' if examples is None else 'shipped'}: {', '.join(some)}"
+    examples_shown = (candidates if examples is None else examples)[:10]
+    return f"{'known' if examples is None else 'shipped'}: {', '.join(examples_shown)}"
 
 
 def _unique(entries: Sequence[_Entry]) -> list[_Entry]:

@@ -110,9 +110,9 @@ async def step_is_answered_with_an_observation(subject: ServerSubject) -> None:
     needs=[step_is_answered_with_an_observation],
 )
 async def state_tells_the_episode_and_its_steps(subject: ServerSubject) -> None:
-    mine = f"check-{uuid.uuid4()}"
+    episode_id = f"check-{uuid.uuid4()}"
     async with subject.session() as socket:
-        await socket.request({"type": "reset", "data": {"episode_id": mine}})
+        await socket.request({"type": "reset", "data": {"episode_id": episode_id}})
         before = await read_state(socket)
         await take_step(subject, socket, reset=False)
         after = await read_state(socket)
@@ -121,8 +121,8 @@ async def state_tells_the_episode_and_its_steps(subject: ServerSubject) -> None:
         raise Wrong(f"the state has no {' and no '.join(missing)}")
     if (before["step_count"], after["step_count"]) != (0, 1):
         raise Doubtful(f"step_count is {before['step_count']} after reset, {after['step_count']} after a step")
-    if after["episode_id"] != mine:
-        raise Doubtful(f"reset(episode_id={mine!r}) left the episode_id at {after['episode_id']!r}")
+    if after["episode_id"] != episode_id:
+        raise Doubtful(f"reset(episode_id={episode_id!r}) left the episode_id at {after['episode_id']!r}")
 
 
 @check("carry out the requests of a socket one after the other", needs=[a_socket_gets_a_session])

@@ -172,6 +172,6 @@ def stand_in(lost: SampledRollout, siblings: Sequence[SampledRollout]) -> Sample
             hint=f"paddock trace show {lost.record.rollout_id}",
         )
     sample = min(scored, key=lambda each: len(each.response_ids))
-    nothing = [0] * len(sample.response_ids)
-    worth = fmean(each.reward for each in scored if each.reward is not None)
-    return replace(sample, reward=worth, is_last=True, mask=nothing, logprobs=[0.0] * len(nothing))
+    zeros = [0] * len(sample.response_ids)
+    mean_reward = fmean(each.reward for each in scored if each.reward is not None)
+    return replace(sample, reward=mean_reward, is_last=True, mask=zeros, logprobs=[0.0] * len(zeros))

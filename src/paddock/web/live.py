@@ -49,22 +49,22 @@ class ChangeWatcher:
     @contextmanager
     def subscribe(self) -> Iterator[asyncio.Event]:
         """An event that is set whenever something was written; its owner clears it."""
-        woken = asyncio.Event()
-        self._listeners.add(woken)
+        wake_event = asyncio.Event()
+        self._listeners.add(wake_event)
         if self._polling is None or self._polling.done():
             self._polling = asyncio.create_task(self._poll())
         try:
-            yield woken
+            yield wake_event
         finally:
-            self._listeners.discard(woken)
+            self._listeners.discard(wake_event)
             if not self._listeners and self._polling is not None:
                 self._polling.cancel()
                 self._polling = None
 
     def wake(self) -> None:
         """Wake all listeners."""
-        for woken in self._listeners:
-            woken.set()
+        for wake_event in self._listeners:
+            wake_event.set()
 
     async def _poll(self) -> None:
         before: int | None = None
@@ -84,14 +84,14 @@ class ChangeWatcher:
                 self.wake()
             await asyncio.sleep(POLL_SECONDS)
 
-    async def wait(self, woken: asyncio.Event) -> None:
+    async def wait(self, wake_event: asyncio.Event) -> None:
         """Until something was written, or `MAX_WAIT_SECONDS` have passed."""
         try:
             async with asyncio.timeout(MAX_WAIT_SECONDS):
-                await woken.wait()
+                await wake_event.wait()
         except TimeoutError:
             pass
-        woken.clear()
+        wake_event.clear()
 
 
 async def follow_table(store: ReadStore, watcher: ChangeWatcher) -> AsyncIterator[bytes]:
@@ -99,7 +99,7 @@ async def follow_table(store: ReadStore, watcher: ChangeWatcher) -> AsyncIterato
     number = await store.query_on(CHANGES, search.latest_change)
     yield event("hello", {"changed": number})
     sent_at = time.monotonic()
-    with watcher.subscribe() as woken:
+    with watcher.subscribe() as wake_event:
         while not watcher.is_stopping():
             number, rows = await store.query_on(CHANGES, changed_rows, number, MAX_ROWS)
             if rows:
@@ -109,7 +109,7 @@ async def follow_table(store: ReadStore, watcher: ChangeWatcher) -> AsyncIterato
                 yield KEEP_ALIVE
                 sent_at = time.monotonic()
             if len(rows) < MAX_ROWS:
-                await watcher.wait(woken)
+                await watcher.wait(wake_event)
 
 
 async def follow_rollout(
@@ -118,7 +118,7 @@ async def follow_rollout(
     """New transcript items, calls and summaries of one rollout, until it ends."""
     position = ListenerPosition(after)
     sent_at = time.monotonic()
-    with watcher.subscribe() as woken:
+    with watcher.subscribe() as wake_event:
         while not watcher.is_stopping():
             updates = await store.query_rollout(rollout_id, position.take_updates)
             for name, document in updates:
@@ -129,7 +129,7 @@ async def follow_rollout(
             if time.monotonic() - sent_at > KEEP_ALIVE_SECONDS:
                 yield KEEP_ALIVE
                 sent_at = time.monotonic()
-            await watcher.wait(woken)
+            await watcher.wait(wake_event)
 
 
 class ListenerPosition:

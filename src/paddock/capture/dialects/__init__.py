@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paddock.capture.dialects.base import Route
     from paddock.capture.trace import Call
 
-SHARED = ("base", "block_writer", "chat_builder")
+SHARED_MODULES = ("base", "block_writer", "chat_builder")
 FALLBACK = "chat"
 """Answers a request that no dialect recognizes."""
 
@@ -27,7 +27,7 @@ FALLBACK = "chat"
 DIALECTS: dict[str, type[Dialect]] = {
     module.name: class_named(Dialect, f"{__name__}.{module.name}", module.name)
     for module in pkgutil.iter_modules(__path__)
-    if module.name not in SHARED and not module.name.startswith("_")
+    if module.name not in SHARED_MODULES and not module.name.startswith("_")
 }
 
 

@@ -187,8 +187,8 @@ class McpClient:
 def _repeats_safely(result: dict[str, Any]) -> bool:
     capabilities, meta = result.get("capabilities"), result.get("_meta")
     experimental = capabilities.get("experimental") if isinstance(capabilities, dict) else None
-    stated = isinstance(experimental, dict) and IDEMPOTENCY in experimental
-    return stated or (isinstance(meta, dict) and bool(meta.get(IDEMPOTENCY)))
+    is_declared = isinstance(experimental, dict) and IDEMPOTENCY in experimental
+    return is_declared or (isinstance(meta, dict) and bool(meta.get(IDEMPOTENCY)))
 
 
 def _introduction() -> dict[str, Any]:

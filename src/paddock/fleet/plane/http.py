@@ -99,18 +99,18 @@ class RequestFields:
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
 
-    def text(self, name: str, most: int = MAX_TEXT_CHARS) -> str | None:
+    def text(self, name: str, max_chars: int = MAX_TEXT_CHARS) -> str | None:
         value = self.values.get(name)
         if value is None:
             return None
         if not isinstance(value, str):
             raise HttpError(400, f"'{name}' is a {_kind(value)}. Send a string.")
-        if len(value) > most:
-            raise HttpError(400, f"'{name}' has {len(value)} characters. Send at most {most}.")
+        if len(value) > max_chars:
+            raise HttpError(400, f"'{name}' has {len(value)} characters. Send at most {max_chars}.")
         return value
 
-    def require_text(self, name: str, most: int = MAX_TEXT_CHARS) -> str:
-        value = self.text(name, most)
+    def require_text(self, name: str, max_chars: int = MAX_TEXT_CHARS) -> str:
+        value = self.text(name, max_chars)
         if not value:
             raise HttpError(400, f"'{name}' is missing. Send it as a string.")
         return value
@@ -122,14 +122,14 @@ class RequestFields:
             raise HttpError(400, f"'{name}' holds control characters. Send plain text.")
         return value or None
 
-    def integer(self, name: str, least: int, most: int) -> int | None:
+    def integer(self, name: str, minimum: int, maximum: int) -> int | None:
         value = self.values.get(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
-            raise HttpError(400, f"'{name}' is a {_kind(value)}. Send a whole number from {least} to {most}.")
-        if not least <= value <= most:
-            raise HttpError(400, f"'{name}' is {value}. Send a whole number from {least} to {most}.")
+            raise HttpError(400, f"'{name}' is a {_kind(value)}. Send a whole number from {minimum} to {maximum}.")
+        if not minimum <= value <= maximum:
+            raise HttpError(400, f"'{name}' is {value}. Send a whole number from {minimum} to {maximum}.")
         return value
 
     def mapping(self, name: str) -> dict[str, Any] | None:
@@ -138,14 +138,14 @@ class RequestFields:
             raise HttpError(400, f"'{name}' is a {_kind(value)}. Send an object.")
         return value
 
-    def items(self, name: str, least: int = 0) -> list[Any] | None:
+    def items(self, name: str, min_count: int = 0) -> list[Any] | None:
         value = self.values.get(name)
-        if value is None and least == 0:
+        if value is None and min_count == 0:
             return None
         if not isinstance(value, list):
             raise HttpError(400, f"'{name}' is a {_kind(value)}. Send a list.")
-        if len(value) < least:
-            raise HttpError(400, f"'{name}' has {len(value)} entries. Send at least {least}.")
+        if len(value) < min_count:
+            raise HttpError(400, f"'{name}' has {len(value)} entries. Send at least {min_count}.")
         return value
 
     def choice(self, name: str, allowed: tuple[str, ...]) -> str | None:
@@ -155,10 +155,10 @@ class RequestFields:
         return value
 
 
-def printable(text: str, most: int = 100) -> str:
+def printable(text: str, max_chars: int = 100) -> str:
     """Text of a client, safe to repeat in an error message."""
     plain = _PATH.sub("?", text.replace(" ", "_"))
-    return plain if len(plain) <= most else plain[:most] + "…"
+    return plain if len(plain) <= max_chars else plain[:max_chars] + "…"
 
 
 def _too_big() -> HttpError:

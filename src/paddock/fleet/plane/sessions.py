@@ -286,7 +286,7 @@ class SessionRoutes:
 
     async def create_job(self, request: Request) -> Response:
         fields = await read_object(request)
-        models = fields.items("models", least=1)
+        models = fields.items("models", min_count=1)
         if not all(isinstance(model, str) for model in models or []):
             raise HttpError(400, "'models' holds something else than strings. Send the names of models.")
         # The plane runs no model, so it does not store keys of model providers.
@@ -320,7 +320,7 @@ class SessionRoutes:
 
     async def ingest(self, request: Request) -> Response:
         fields = await read_object(request)
-        messages = fields.items("messages", least=1) or []
+        messages = fields.items("messages", min_count=1) or []
         for place, message in enumerate(messages):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise HttpError(400, f"'messages[{place}]' has no 'role'. Send objects with 'role' and 'content'.")

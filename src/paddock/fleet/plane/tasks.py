@@ -112,11 +112,11 @@ def find_tasks(
 def put_verifier(connection: sqlite3.Connection, key: str, code: str, comment: str | None = None) -> str:
     """The id of the verifier with this key and code, stored if it is new."""
     digest = hashlib.sha256(code.encode()).hexdigest()
-    same = connection.execute(
+    existing = connection.execute(
         "SELECT verifier_id FROM verifiers WHERE key = ? AND sha256 = ?", (key, digest)
     ).fetchone()
-    if same is not None:
-        return str(same["verifier_id"])
+    if existing is not None:
+        return str(existing["verifier_id"])
     last = connection.execute("SELECT max(version) FROM verifiers WHERE key = ?", (key,)).fetchone()[0] or 0
     verifier_id = str(uuid.uuid4())
     insert_row(

@@ -75,7 +75,7 @@ class FastConversation(Conversation):
         if answer is not BUSY:
             frame = write_step(answer, number)
             if number is not None:
-                session.ledger.record(number, frame)
+                session.reply_cache.record(number, frame)
             self.send(frame)
             return
         self._is_answering = True
@@ -100,7 +100,7 @@ class FastConversation(Conversation):
         session, frame, number = step.session, step.frame, step.number
         assert frame is not None
         if number is not None:
-            session.ledger.record(number, frame)
+            session.reply_cache.record(number, frame)
         # A client that returned meanwhile waits for the answer on its new connection.
         if not step.is_sent or (number is not None and session.attachment is not self):
             session.send(frame)
@@ -116,7 +116,7 @@ class FastVectorConversation(VectorConversation):
             return
         frame = write_step(answer, message.id, sub_session.key)
         if message.id is not None:
-            session.ledger.record(message.id, frame)
+            session.reply_cache.record(message.id, frame)
         self.queue(frame)
 
 

@@ -102,20 +102,20 @@ async def processes_are_limited(subject: SandboxSubject) -> None:
     require_isolation(subject)
     bomb = """
 import os, time
-born = 0
+started = 0
 try:
-    while born < 500:
+    while started < 500:
         if os.fork() == 0:
             time.sleep(1000)
-        born += 1
+        started += 1
 except BlockingIOError:
     pass
-print(born)
+print(started)
 """
     async with subject.another(processes=40) as sandbox:
         done = await sandbox.exec(Command(["python3", "-c", bomb]), timeout=COMMAND_SECONDS)
-        born = int(done.stdout or 0)
-        require(done.killed_for == "processes" or 20 < born <= 40, f"{born} processes were born: {done}")
+        started = int(done.stdout or 0)
+        require(done.killed_for == "processes" or 20 < started <= 40, f"{started} processes were started: {done}")
 
 
 @check("limit what can be written, temporary files included, with an honest ENOSPC", needs=[it_runs_a_command])

@@ -73,11 +73,11 @@ class Query:
 
     def join(self, other_table: str, on: dict[str, str]) -> Query:
         """Rows of another table beside ours, where our column (key) is its column (value)."""
-        same = " AND ".join(
+        condition = " AND ".join(
             f"{quoted(self._table)}.{quoted(ours)} = {quoted(other_table)}.{quoted(theirs)}"
             for ours, theirs in on.items()
         )
-        return self._copy(_joins=(*self._joins, f" JOIN {quoted(other_table)} ON {same}"))
+        return self._copy(_joins=(*self._joins, f" JOIN {quoted(other_table)} ON {condition}"))
 
     def sort(self, column: str, desc: bool = False) -> Query:
         return self._copy(_order=(*self._order, f"{_quote_column(column)} {'DESC' if desc else 'ASC'}"))
