@@ -11,15 +11,20 @@ from pathlib import Path
 import pytest
 
 import paddock
+import paddock.errors
 
 SOURCE = Path(paddock.__file__).parent
-EXPORTED = {
+ERRORS = {
+    name
+    for name, value in vars(paddock.errors).items()
+    if isinstance(value, type) and issubclass(value, Exception) and name[0] != "_"
+}
+EXPORTED = ERRORS | {
     "Action",
     "CallResult",
     "Client",
     "Environment",
     "Observation",
-    "PaddockError",
     "Reconnect",
     "State",
     "StepResult",

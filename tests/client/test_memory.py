@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from environments import Add, Adder, Alone, AsyncScripted, Did, Kit, Scripted, SlowToBuild, Sum, Total, Watched
-from paddock import Action, Client, Environment, Observation, State, ToolEnvironment, tool
+from paddock import Action, Client, Environment, Observation, State, SyncClient, ToolEnvironment, tool
 from paddock.client.client import UnknownResetArgument
 from paddock.client.reconnect import Reconnect
 from paddock.client.transports import memory
@@ -263,3 +263,27 @@ async def test_closing_waits_for_close_and_for_no_call_that_was_given_up(monkeyp
     await env.close()
     assert Slow.closed == 1
     Slow.freed.set()
+
+
+class SetsUpInReset(Environment[Add, Total, State]):
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Total:
+        self.total = 0
+        return Total(total=0)
+
+    def step(self, action: Add) -> Total:
+        self.total += action.amount
+        return Total(total=self.total)
+
+
+async def test_an_attribute_that_reset_sets_is_hinted_at_only_before_it() -> None:
+    async with Client(SetsUpInReset) as env:
+        with pytest.raises(EnvironmentFailure, match="no attribute 'total'") as early:
+            await env.step({"amount": 1})
+        assert "reset was not called" in str(early.value.hint)
+        await env.reset()
+        assert (await env.step({"amount": 2})).observation.total == 2
+
+
+def test_a_client_shows_its_target_without_secrets() -> None:
+    assert repr(Client("http://me:key@127.0.0.1:1/?token=x")) == "<Client http://***@127.0.0.1:1/>"
+    assert repr(SyncClient(Adder)) == "<SyncClient of <Client Adder>>"

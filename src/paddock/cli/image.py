@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.cli import image_build, note, plural, print_json
-from paddock.config import parse_size
+from paddock.cli.quantities import SizeType, show_size
 from paddock.errors import ConfigError, ImageError
 
 if TYPE_CHECKING:
@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 SHORT_DIGEST_CHARACTERS = 19
 PROGRESS_SECONDS = 0.2
-
-
-class SizeType(click.ParamType[int]):
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return parse_size(str(value))
-        except ValueError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
 
 
 @click.group("image")
@@ -222,16 +212,6 @@ def print_table(images: list[StoredImage]) -> None:
             time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used_at)),
         )
     Console(width=None if sys.stdout.isatty() else 160).print(table)
-
-
-def show_size(count: int) -> str:
-    """`187 MB`"""
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
 
 
 class ProgressLine:

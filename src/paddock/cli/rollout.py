@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.capture.recorded.replay import FIDELITY_POLICIES, FidelityPolicy
-from paddock.cli import INTERRUPTED, note, print_error, print_json, refuse_unused
+from paddock.cli import INTERRUPTED, note, plural, print_error, print_json, refuse_unused
 from paddock.cli.field_options import field_options, read_field_options
 from paddock.cli.interrupts import restored_handlers, run_async
 from paddock.cli.task_selection import select_tasks, selection_options, set_options
@@ -45,15 +45,27 @@ class WithDefault(click.Group):
             args.insert(0, "run")
         return super().parse_args(ctx, args)
 
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return ["TASK… [OPTIONS]"]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options of `run`, then the other commands."""
+        run = self.commands["run"]
+        run.format_options(click.Context(run, parent=ctx, info_name="run"), formatter)
+        self.format_commands(ctx, formatter)
+
 
 @click.group("rollout", cls=WithDefault)
 def command() -> None:
     """Run a coding agent on tasks, capture every token, and score its work.
 
     \b
-    paddock rollout TASK… --model URL [options]     see: paddock rollout run --help
+    paddock rollout fix-test --model demo           recorded answers, no GPU
+    paddock rollout TASK… --model URL -n 4          four rollouts of each task
     paddock rollout fork ID --at CALL -n 8          replay a rollout up to a call, and continue live
     paddock rollout reverify ID --tests FOLDER      score a finished rollout again
+
+    TASK is a task folder, a folder of them, a .jsonl file, a shipped task's name, or another set (paddock tasks).
     """
 
 
@@ -135,6 +147,7 @@ def run_with_progress(
 
     data = sys.stdout
     has_begun = False
+    note(f"batch {config.resume or config.batch_id}: {plural(total, 'rollout')}")
     # Ray prints its own warnings to the standard output, which is for data only.
     with redirect_stdout(sys.stderr), RolloutProgress(total=total, lines=not as_json) as progress:
 
@@ -365,8 +378,14 @@ def run_until_signal(work: Coroutine[Any, Any, BatchResult]) -> BatchResult | No
     async def guarded() -> BatchResult | None:
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
+
+        def cancel() -> None:
+            if not task.cancelling():
+                note("interrupted: waiting until agents and sandboxes have ended and all calls are stored …")
+            task.cancel()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
+            loop.add_signal_handler(number, cancel)
         try:
             return await task
         except asyncio.CancelledError:

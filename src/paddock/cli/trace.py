@@ -1,4 +1,4 @@
-"""`paddock trace list|show|view|export`: rollouts in the store."""
+"""`paddock trace list|show|view|rm|prune|export`: rollouts in the store."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.cli import note, print_json
+from paddock.cli.trace_delete import prune_command, remove_command
 from paddock.cli.trace_export import command as export_command
 from paddock.errors import SandboxError, StoreError
 
@@ -33,7 +34,7 @@ CALL_COLUMNS = ("role", "caller", "prompt", "sampled", "finish", "seconds", "par
 
 @click.group("trace")
 def command() -> None:
-    """Look at rollouts, and export them."""
+    """Look at rollouts, export them, and delete them."""
 
 
 @command.command("list")
@@ -114,6 +115,8 @@ def view_command(rollout_id: str, store: Path | None, no_open: bool, as_json: bo
 
 
 command.add_command(export_command)
+command.add_command(remove_command)
+command.add_command(prune_command)
 
 
 def open_store(folder: Path | None) -> Store:

@@ -19,6 +19,7 @@ from paddock.client.replies import as_model, call_result, rpc_error, step_result
 from paddock.client.requests import action_fields, authorization
 from paddock.client.transports import ConnectOptions, make_transport
 from paddock.errors import ConfigError, DeadlineExceeded, ToolFailure
+from paddock.protocol.redact import mask_url
 from paddock.retry import Deadline
 from paddock.types import CallResult, StepResult, ToolInfo
 
@@ -59,6 +60,7 @@ class Client(Generic[ObservationT]):
         transport: Transport | str = "ws",
     ) -> None:
         self.timeouts = timeouts or Timeouts()
+        self._target = mask_url(target) if isinstance(target, str) else getattr(target, "__name__", "environment")
         self._observation: Any = observation
         self._reset_observation: Any = observation
         self._state: Any = state
@@ -79,6 +81,9 @@ class Client(Generic[ObservationT]):
             self._transport = make_transport(transport, target, options)
         else:
             self._transport = transport
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._target}>"
 
     @classmethod
     async def connect(cls, target: str | Callable[[], Any], **options: Any) -> Self:

@@ -27,6 +27,7 @@ from paddock.client.transports.multiplex import (
 )
 from paddock.client.transports.socket import socket_address
 from paddock.errors import ClientError, ConfigError, DeadlineExceeded, InvalidMessage, PaddockError
+from paddock.protocol.redact import mask_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -65,6 +66,9 @@ class VectorClient:
         self._sub_sessions: list[ClientSubSession] = []
         self._clients: list[Client[Any]] = []
         self._connection_count = min(connections, sessions)
+
+    def __repr__(self) -> str:
+        return f"<VectorClient {mask_url(self.url)} sessions={self.sessions}>"
 
     async def __aenter__(self) -> Self:
         await self.open()

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import orjson
 
 from paddock.errors import ConfigError, ModelError
+from paddock.protocol.redact import mask_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,14 +85,6 @@ def parse_model_url(text: str) -> ModelUrl:
         credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
         headers["Authorization"] = f"Basic {b64encode(credentials).decode()}"
     return ModelUrl(url, parts.hostname, headers, label)
-
-
-def mask_url(text: str) -> str:
-    """A URL without user and password, query and fragment."""
-    scheme = re.match(r"([a-z][a-z0-9+.-]*://)?", text, re.IGNORECASE)
-    start = scheme.group() if scheme is not None else ""
-    _, at, rest = text[len(start) :].rpartition("@")
-    return f"{start}{'***@' if at else ''}{re.split('[?#]', rest)[0]}"
 
 
 async def list_models(server: ModelUrl, api_key: str | None) -> list[str]:

@@ -82,12 +82,14 @@ NEXT: dict[tuple[Phase, type], Phase] = {
 class Episode:
     """The current episode of a session: its id, its phase and its number of steps."""
 
-    __slots__ = ("id", "phase", "steps")
+    __slots__ = ("id", "phase", "steps", "was_reset")
 
     def __init__(self) -> None:
         self.id = str(uuid.uuid4())
         self.phase = Phase.NEW
         self.steps = 0
+        self.was_reset = False
+        """Whether a reset of this session has succeeded."""
 
     def accept(self, request: Request) -> None:
         """Move to the phase that follows `request`. Raises SessionClosed if the session is closed."""
@@ -100,6 +102,7 @@ class Episode:
         """Record a reset that succeeded. Without `episode_id` the episode gets a new id."""
         self.id = episode_id or str(uuid.uuid4())
         self.steps = 0
+        self.was_reset = True
         self.phase = Phase.DONE if done else Phase.RUNNING
 
     def record_step(self, done: bool) -> None:

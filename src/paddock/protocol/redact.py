@@ -59,3 +59,11 @@ def describe_error(error: BaseException, secrets: tuple[str, ...] = ()) -> str:
     except Exception:
         text = ""
     return redact(f"{kind}: {text}" if text else kind, secrets)
+
+
+def mask_url(text: str) -> str:
+    """A URL without user and password, query and fragment."""
+    scheme = re.match(r"([a-z][a-z0-9+.-]*://)?", text, re.IGNORECASE)
+    start = scheme.group() if scheme is not None else ""
+    _, at, rest = text[len(start) :].rpartition("@")
+    return f"{start}{'***@' if at else ''}{re.split('[?#]', rest)[0]}"

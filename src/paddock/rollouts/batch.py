@@ -54,12 +54,15 @@ class Member:
         return (self.task.hash, self.task.id, self.number)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class BatchGroup:
     """The records of one task's members."""
 
     task_id: str
     records: list[RolloutRecord] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<BatchGroup {self.task_id} records={len(self.records)} mean={self.mean}>"
 
     @property
     def rewards(self) -> list[float]:
@@ -79,11 +82,16 @@ class BatchGroup:
         return 1.0 - math.comb(failed, k) / math.comb(total, k)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class BatchResult:
     batch_id: str
     records: list[RolloutRecord]
     """The last rollout of each member, in the order of tasks and members."""
+
+    def __repr__(self) -> str:
+        summary = self.summary()
+        outcomes = ", ".join(f"{count} {name}" for name, count in summary["outcomes"].items())
+        return f"<BatchResult {self.batch_id} {outcomes or 'empty'} mean_reward={summary['mean_reward']}>"
 
     @property
     def groups(self) -> list[BatchGroup]:

@@ -205,7 +205,7 @@ class RunConfig:
 
     def _public(self, each: Any) -> Any:
         """A field's value without its secret."""
-        from paddock.models.endpoint import mask_url
+        from paddock.protocol.redact import mask_url
 
         value = getattr(self, each.name)
         if each.metadata.get("secret"):

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paddock.sessions")
 MAX_WAITING_STEPS = 256
+NO_RESET_HINT = "reset was not called in this session, and it may set what is missing"
 """How many requests may wait in one session."""
 
 
@@ -250,7 +251,13 @@ class Session:
             return error
         # Also a PaddockError of another kind: it may be about another session that the environment uses.
         logger.error("%s failed in session %s", method, self.id, exc_info=error)
-        return EnvironmentFailure(describe_error(error, self.manager.secrets), error_type=type(error).__name__)
+        # What `reset` sets is missing.
+        is_early = isinstance(error, AttributeError) and not self.episode.was_reset and method.startswith("step")
+        return EnvironmentFailure(
+            describe_error(error, self.manager.secrets),
+            hint=NO_RESET_HINT if is_early else None,
+            error_type=type(error).__name__,
+        )
 
     def begin_next(self) -> None:
         """Begin the next waiting request if the environment is free. In a closed session, close the environment."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from paddock.store.outcome import Outcome
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class RolloutRecord:
     """One rollout. `outcome` is None while it runs, and is written once."""
 
@@ -96,6 +96,13 @@ class RolloutRecord:
     usage: dict[str, Any] = field(default_factory=dict)
     connections: list[dict[str, Any]] = field(default_factory=list)
     """What the sandboxes connected to, or tried to: see `ConnectionRecord`."""
+
+    def __repr__(self) -> str:
+        state = f"({self.stage})" if self.outcome is None else str(self.outcome)
+        return (
+            f"<RolloutRecord {self.rollout_id} task={self.task_id} agent={self.agent} {state} "
+            f"reward={self.reward} calls={self.calls}>"
+        )
 
     @property
     def finished(self) -> bool:

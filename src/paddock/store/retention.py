@@ -1,6 +1,6 @@
-"""Disk space: pruning deletes the rollouts that finished first and shrinks the file; a reserve serves a full disk.
+"""Disk space: deleting rollouts shrinks the file; a reserve serves a full disk.
 
-Running rollouts are never deleted.
+`prune` deletes those that finished first, `delete` those that are named. Running rollouts are never deleted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from paddock.store import blobs, recovery
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from paddock.sqlite import Database
@@ -87,38 +89,59 @@ _DISK_FULL = _Batching(seconds=0.0, pages=32)
 """A deletion is first written to the write-ahead log, for which only the reserve is left: small steps."""
 
 
+Choose = Callable[["sqlite3.Connection"], "Iterator[tuple[int, str]]"]
+"""Yields the key and the id of each rollout to delete. Called again for each transaction."""
+
+
 def prune(database: Database, reserve: Reserve, *, max_age_seconds: float | None, max_bytes: int | None) -> Pruned:
-    before = database.size_bytes()
+    """Delete the oldest finished rollouts, until none is too old and the rest is small enough."""
     oldest_kept = None if max_age_seconds is None else time.time() - max_age_seconds
+
+    def choose(connection: sqlite3.Connection) -> Iterator[tuple[int, str]]:
+        while (oldest := _next_to_prune(connection, oldest_kept, max_bytes)) is not None:
+            yield oldest
+
+    return _delete_chosen(database, reserve, choose)
+
+
+def delete(database: Database, reserve: Reserve, rollout_ids: Sequence[str]) -> Pruned:
+    """Delete these rollouts. The result leaves out those that still run, or do not exist."""
+
+    def choose(connection: sqlite3.Connection) -> Iterator[tuple[int, str]]:
+        query = "SELECT id, rollout_id FROM rollouts WHERE rollout_id = ? AND finished_at IS NOT NULL"
+        for rollout_id in rollout_ids:
+            yield from connection.execute(query, (rollout_id,)).fetchall()
+
+    return _delete_chosen(database, reserve, choose)
+
+
+def _delete_chosen(database: Database, reserve: Reserve, choose: Choose) -> Pruned:
+    before = database.size_bytes()
     pruned = Pruned()
     try:
-        _prune(database, pruned, oldest_kept, max_bytes, _NORMAL)
+        _delete_in_batches(database, pruned, choose, _NORMAL)
     except StoreError as error:
         if not error.data.get("full") or not reserve.release():
             raise
-        _prune(database, pruned, oldest_kept, max_bytes, _DISK_FULL)
+        _delete_in_batches(database, pruned, choose, _DISK_FULL)
     reserve.allocate()
     pruned.bytes_freed = max(before - database.size_bytes(), 0)
     return pruned
 
 
-def _prune(
-    database: Database, pruned: Pruned, oldest_kept: float | None, max_bytes: int | None, batching: _Batching
-) -> None:
+def _delete_in_batches(database: Database, pruned: Pruned, choose: Choose, batching: _Batching) -> None:
     more = True
     while more:
         batch = Pruned()
         with database.write() as connection:
             until = time.monotonic() + batching.seconds
-            while more:
-                oldest = _next_to_delete(connection, oldest_kept, max_bytes)
-                if oldest is None:
-                    more = False
-                else:
-                    batch.blobs += _delete(connection, *oldest)
-                    batch.rollouts.append(oldest[1])
+            for key, rollout_id in choose(connection):
+                batch.blobs += _delete(connection, key, rollout_id)
+                batch.rollouts.append(rollout_id)
                 if time.monotonic() >= until:
                     break
+            else:
+                more = False
         pruned.rollouts += batch.rollouts
         pruned.blobs += batch.blobs
         _free_pages(database, batching)
@@ -130,7 +153,7 @@ def _prune(
     _truncate_wal(database)
 
 
-def _next_to_delete(
+def _next_to_prune(
     connection: sqlite3.Connection, oldest_kept: float | None, max_bytes: int | None
 ) -> tuple[int, str] | None:
     """The key and id of the finished rollout that has to be deleted, if any."""

@@ -331,6 +331,10 @@ class Store:
         store small enough. The file shrinks, also on a full disk."""
         return retention.prune(self._database, self._reserve, max_age_seconds=max_age_seconds, max_bytes=max_bytes)
 
+    def delete(self, rollout_ids: Sequence[str]) -> Pruned:
+        """Delete finished rollouts by their whole ids. The result leaves out those that still run."""
+        return retention.delete(self._database, self._reserve, rollout_ids)
+
     def size_bytes(self) -> int:
         """The size on the disk."""
         return self._database.size_bytes()
