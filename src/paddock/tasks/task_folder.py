@@ -115,11 +115,13 @@ def _read_toml(folder: Path) -> TaskToml:
 
 
 def _instruction(folder: Path, steps: tuple[TaskStep, ...]) -> str:
-    """With steps it may be missing: then it is that of the first one."""
+    """With steps it may be missing or empty: then it is that of the first one."""
     instruction = _read_text(folder / INSTRUCTION, LARGEST_INSTRUCTION)
-    if instruction is None and not steps:
+    if steps and not (instruction or "").strip():
+        return steps[0].instruction
+    if instruction is None:
         raise TaskError(f"{folder} has no {INSTRUCTION}", hint="write there what the agent has to do")
-    return steps[0].instruction if instruction is None else instruction
+    return instruction
 
 
 def _image(name: str, files: dict[str, bytes], folder: Path) -> TaskImage | None:

@@ -218,7 +218,7 @@ async def test_a_connection_serves_several_requests() -> None:
 async def test_a_registry_of_this_machine_may_have_any_address() -> None:
     async with upstream(echo) as target:
         urls = (f"http://packages.example:{target}/debian",)
-        for policy in (PUBLIC, NetworkPolicy("allowlist", ("registries",))):
+        for policy in (PUBLIC, *(NetworkPolicy("allowlist", (entry,)) for entry in ("registries", "*.example"))):
             async with serving(policy, "127.0.0.1", urls=urls) as (_, port):
                 assert b" 200 " in await first_line(port, connect("packages.example", target))
                 assert b" 403 " in await first_line(port, connect("packages.example", target + 1))

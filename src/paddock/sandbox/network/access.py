@@ -100,7 +100,7 @@ class AccessRules:
         if address is not None:
             return await self._admit_addresses(name, port, (address,), is_listed=self.policy.mode == "public")
         is_listed = self.policy.mode == "public" or self._hosts.match_name(name)
-        is_allowed = is_listed or await self._is_registry(name, port)
+        is_allowed = is_listed or (self._hosts.has_registries and await self._registries.contains(name, port))
         if not is_allowed and not self._hosts.networks:
             raise ConnectionRefusal(f"{name} is not in allowed_hosts", entry=name)
         try:
@@ -125,7 +125,8 @@ class AccessRules:
         )
         if admitted:
             return admitted
-        if await self._is_registry(name, port):
+        if (is_listed or self._hosts.has_registries) and await self._registries.contains(name, port):
+            # The settings of this machine vouch for its registries, which may be mirrors with private addresses.
             return addresses
         address, special = next(iter(kinds.items()))
         if str(address) == name:
@@ -135,10 +136,6 @@ class AccessRules:
             reason = f"{name} resolves to {address}, {special}, which is not in allowed_hosts"
             raise ConnectionRefusal(reason, entry=str(address))
         raise ConnectionRefusal(UNLISTED.format(name), entry=name)
-
-    async def _is_registry(self, name: str, port: int) -> bool:
-        is_allowed = self.policy.mode == "public" or self._hosts.has_registries
-        return is_allowed and await self._registries.contains(name, port)
 
     async def _resolve_once(self, name: str) -> tuple[Address, ...]:
         until, addresses = self._resolved.get(name, (0.0, ()))
