@@ -24,6 +24,8 @@ from paddock.sandbox import (
     open_sandbox,
 )
 from paddock.sandbox.guest.entry import HOME
+from paddock.sandbox.guest.files import acting_as
+from paddock.sandbox.guest_sandbox import remove_paths
 from sandbox.places import LIMITS, SPEC, both, descriptors, is_gone, needs_bwrap, opened, wait_until
 
 OWNER = """
@@ -156,6 +158,18 @@ def test_somebody_without_rights_has_sandboxes_too() -> None:
     assert len(pids) >= 9
     end_at_once(process)
     wait_until(lambda: all(map(is_gone, pids)), 2)
+
+
+def test_folders_without_rights_are_removed_too() -> None:
+    with tempfile.TemporaryDirectory(prefix="paddock-test-") as name:
+        Path(name).chmod(0o777)
+        # The kernel makes such folders in the work folder of an overlay.
+        with acting_as(65534 if os.geteuid() == 0 else None):
+            closed = Path(name, "fs.work", "work")
+            (closed / "inner").mkdir(parents=True)
+            closed.chmod(0)
+            remove_paths((closed.parent,))
+        assert os.listdir(name) == []
 
 
 @both

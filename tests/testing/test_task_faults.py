@@ -22,6 +22,8 @@ TESTS = "#!/bin/bash\nif grep -q yes /app/answer; then echo 1; else echo 0; fi >
         ({"tests": {"test.sh": "mkdir -p /logs/verifier\necho 1 > /logs/verifier/reward.txt\n"}}, "always-1.0"),
         ({"tests": {"test.sh": "# only if it works\necho '1.0' > /logs/verifier/reward.txt\n"}}, "always-1.0"),
         ({"tests": {"test.sh": "set -e\npytest\necho 1 > /logs/verifier/reward.txt\n"}}, None),
+        ({"tests": {"test.sh": "set -eu\ncmp /app/a /tests/a\necho 1 > /logs/verifier/reward.txt\n"}}, None),
+        ({"tests": {"test.sh": "#!/bin/bash -e\ncmp /app/a /tests/a\necho 1 > /logs/verifier/reward.txt\n"}}, None),
     ],
 )
 def test_the_files_of_a_task_show_its_faults(files: dict[str, dict[str, bytes]], fault: str | None) -> None:
@@ -66,6 +68,7 @@ def test_the_files_of_a_task_show_its_faults(files: dict[str, dict[str, bytes]],
         ("the verifier did not finish within 5 s", "tests-time-out", "5 s"),
         ("the solution did not succeed: it did not end in time: ", "solution-times-out", "in time"),
         ("the solution did not succeed: exit code 2: ", "solution-fails", "fails"),
+        ("Error: No working directory set. Please set a WORKDIR in your Dockerfile.", "no-work-folder", "WORKDIR"),
         ("error: externally-managed-environment", "pip-externally-managed", "distribution"),
     ],
 )

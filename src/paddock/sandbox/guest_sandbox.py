@@ -326,8 +326,12 @@ def failing_paddock_run(backend: str) -> bytes:
 
 
 def remove_paths(paths: tuple[Path, ...]) -> None:
+    """Remove trees, also folders without any rights, such as those that an overlay makes in its work folder."""
     for path in paths:
-        for folder, _, _ in os.walk(path):
-            with suppress(OSError):
-                os.chmod(folder, 0o700)
+        # A folder is listed only after its parent was yielded.
+        for folder, subfolders, _ in os.walk(path):
+            for each in (folder, *(os.path.join(folder, name) for name in subfolders)):
+                with suppress(OSError):
+                    if not os.path.islink(each):
+                        os.chmod(each, 0o700)
         shutil.rmtree(path, ignore_errors=True)

@@ -267,8 +267,7 @@ async def _score_work(workspace: ImageWorkspace, solved: bool, *, keeps_running:
         return verdict
     if done.exit_code != 0:
         notes.append(f"the solution did not succeed: {describe_end(done)}")
-    output = verdict.stderr or verdict.stdout
-    return replace(verdict, stderr="\n".join([output, *notes, ""])) if notes else verdict
+    return replace(verdict, stderr="\n".join([verdict.stderr, *notes, ""])) if notes else verdict
 
 
 def _step_scores(steps: Sequence[StepRecord]) -> str:
@@ -297,4 +296,5 @@ def _failed(name: str, detail: str, hint: str | None, fault: TaskFault | None) -
 
 
 def _output(verdict: VerifierResult) -> str:
-    return (verdict.stderr or verdict.stdout).strip()[-SHOWN_CHARACTERS:]
+    """The ends of both: test programs report to either, and installers warn on standard error."""
+    return "\n".join(filter(None, (text.strip()[-SHOWN_CHARACTERS:] for text in (verdict.stdout, verdict.stderr))))

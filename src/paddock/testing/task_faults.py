@@ -33,7 +33,11 @@ NO_REWARD = "no-reward"
 CONSTANT_REWARD = re.compile(
     r"^\s*(?:echo|printf)\s+['\"]?1(?:\.0*)?(?:\\n)?['\"]?\s*>+\s*\S*reward\.txt", re.MULTILINE
 )
-CONDITION = re.compile(r"\b(?:if|case|while|until|exit|pytest|python3?|node|return)\b|&&|\|\|")
+CONDITION = re.compile(
+    r"\b(?:if|case|while|until|exit|pytest|python3?|node|return|trap)\b|&&|\|\||^\s*set\s[^#\n]*(?:-\w*e|errexit)",
+    re.MULTILINE,
+)
+ERREXIT_SHEBANG = re.compile(rb"#!.*\s-\w*e")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,8 @@ def find_line_end_fault(context: Mapping[str, bytes], message: str) -> TaskFault
 def _always_rewards(script: bytes) -> bool:
     lines = script.decode(errors="replace").splitlines()
     text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
-    return CONSTANT_REWARD.search(text) is not None and CONDITION.search(text) is None
+    is_conditional = CONDITION.search(text) is not None or ERREXIT_SHEBANG.match(script) is not None
+    return CONSTANT_REWARD.search(text) is not None and not is_conditional
 
 
 # -- the output of programs -------------------------------------------------------------------------------
@@ -207,6 +212,12 @@ PATTERNS = (
         r"(externally-managed-environment)",
         "pip refuses to install into the Python of the distribution",
         "use a virtual environment, or pip install --break-system-packages",
+    ),
+    _pattern(
+        "no-work-folder",
+        r"(No working directory set)",
+        "the image has no WORKDIR, and the tests need one",
+        "add WORKDIR /app to environment/Dockerfile",
     ),
     _pattern(
         "set-user-id",
