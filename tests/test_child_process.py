@@ -70,7 +70,7 @@ async def test_a_child_that_prints_much_does_not_block() -> None:
         assert await child.wait(KILL_SECONDS)
 
 
-async def test_its_last_words_explain_its_end(tmp_path: Path) -> None:
+async def test_the_end_of_its_log_explains_its_end(tmp_path: Path) -> None:
     async with running("import sys; sys.exit('no memory')", log=tmp_path / "log") as child:
         assert await child.read_line() is None
         await child.wait()

@@ -49,7 +49,7 @@ def test_work_is_repeated_until_it_succeeds() -> None:
     assert work.attempts == 4
 
 
-def test_the_last_failure_tells_how_many_attempts_were_made() -> None:
+def test_the_last_failure_says_how_many_attempts_were_made() -> None:
     with pytest.raises(Broken) as caught:
         run(Work(failures=9))
     assert caught.value.data["attempts"] == 4

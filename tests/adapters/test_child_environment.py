@@ -109,7 +109,7 @@ def test_what_is_refused_there_is_refused_here(tiny: Any) -> None:
         assert client.step({"do": "go"}).observation.count == 1
 
 
-def test_a_call_that_hangs_holds_up_nobody_else(tiny: Any) -> None:
+def test_a_hanging_call_delays_no_other_session(tiny: Any) -> None:
     async def play() -> int:
         async with Client(tiny) as hung, Client(tiny) as other:
             await asyncio.gather(hung.reset(), other.reset())
@@ -142,7 +142,7 @@ def test_a_process_that_ended_is_replaced_by_the_next_reset(tiny: Any) -> None:
         assert client.reset(seed=1).observation.count == 1
 
 
-def test_an_environment_that_cannot_be_built_is_told(tiny: Any, place: Path) -> None:
+def test_an_environment_that_cannot_be_built_is_reported(tiny: Any, place: Path) -> None:
     (place / "broken").touch()
     with SyncClient(tiny) as client:
         with pytest.raises(EnvironmentFailure, match="RuntimeError: it cannot be built"):
@@ -162,7 +162,7 @@ def test_the_process_ends_with_its_owner(place: Path) -> None:
     process.stop()
 
 
-def test_a_place_that_cannot_be_loaded_is_told_with_its_hint(place: Path) -> None:
+def test_a_place_that_cannot_be_loaded_is_reported_with_its_hint(place: Path) -> None:
     with pytest.raises(TargetError, match="there is nothing here") as caught:
         HostProcess(sys.executable, place / "loader.py", "nowhere").start()
     assert caught.value.hint == "look elsewhere"
@@ -170,7 +170,7 @@ def test_a_place_that_cannot_be_loaded_is_told_with_its_hint(place: Path) -> Non
         HostProcess(sys.executable, place / "loader.py", "ends").start()
 
 
-def test_tokens_of_ours_stay_here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_tokens_are_not_passed_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PADDOCK_AUTH_TOKEN", "secret")
     (place / "loader.py").write_text("import os\ndef load(place):\n    raise ImportError(str(dict(os.environ)))\n")
     with pytest.raises(TargetError) as caught:

@@ -180,7 +180,7 @@ def test_a_refused_action_reaches_the_client_with_its_field(cartpole: Running) -
     ("action", "told"),
     [(9, "action: 9 is not between 0 and 1"), ("a", "not 'a'"), (None, "not None"), (1.5, "not 1.5"), ([1], "not")],
 )
-def test_a_remote_environment_tells_what_is_wrong_with_an_action(cartpole: Running, action: Any, told: str) -> None:
+def test_a_remote_environment_reports_what_is_wrong_with_an_action(cartpole: Running, action: Any, told: str) -> None:
     remote = RemoteEnv(cartpole.url)
     remote.reset()
     with pytest.raises(InvalidMessage, match=told):
@@ -236,13 +236,13 @@ def test_the_options_reach_make() -> None:
 
 
 @pytest.mark.parametrize("target", ["gymnasium:NoSuch-v9", "gymnasium:CartPole-v1?colour=red", "gymnasium:"])
-def test_what_gymnasium_does_not_have_is_told(target: str) -> None:
+def test_an_unknown_gymnasium_id_is_reported(target: str) -> None:
     with pytest.raises(TargetError) as caught:
         load_target(target)
     assert caught.value.hint
 
 
-def test_a_server_without_spaces_is_told() -> None:
+def test_a_server_without_spaces_is_reported() -> None:
     with serving(Counter) as server, pytest.raises(ConfigError, match="publishes no Gymnasium spaces"):
         RemoteEnv(server.url)
 

@@ -40,7 +40,7 @@ def target(tmp_path: Path) -> str:
     return f"{sys.executable} {file}"
 
 
-def test_what_a_server_started_and_let_go_ends_with_its_session(target: str) -> None:
+def test_processes_that_a_server_left_end_with_its_session(target: str) -> None:
     make, _ = load_target(f"mcp:{target}")
     with SyncClient(make) as client:
         client.reset()
@@ -58,7 +58,7 @@ def test_values_given_to_a_server_are_known_as_secrets(target: str, monkeypatch:
     assert make.secrets == ("hush-hush-123",)  # type: ignore[attr-defined]
 
 
-def test_a_variable_that_is_not_set_is_told(target: str) -> None:
+def test_a_variable_that_is_not_set_is_reported(target: str) -> None:
     assert "NO_SUCH_KEY" not in os.environ
     with pytest.raises(TargetError, match="NO_SUCH_KEY is not set"):
         load_target(f"mcp:KEY=$NO_SUCH_KEY {target}")

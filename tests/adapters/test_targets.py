@@ -141,7 +141,7 @@ def test_the_environments_of_a_file_are_listed_without_what_it_imports(own_file:
         ("number", "number() returned int, which has no reset()"),
     ],
 )
-def test_a_function_that_makes_no_environment_is_told(own_file: str, name: str, said: str) -> None:
+def test_a_function_that_makes_no_environment_is_reported(own_file: str, name: str, said: str) -> None:
     make, _ = load_target(f"{own_file}:{name}")
     with pytest.raises(TargetError) as caught:
         make()
@@ -149,7 +149,7 @@ def test_a_function_that_makes_no_environment_is_told(own_file: str, name: str, 
     assert caught.value.hint
 
 
-def test_a_function_that_needs_arguments_is_told() -> None:
+def test_a_function_that_needs_arguments_is_reported() -> None:
     make, _ = load_target("os.path:join")
     with pytest.raises(TargetError, match=r"join\(\) could not be called: TypeError: .*argument"):
         make()
@@ -162,7 +162,7 @@ def test_a_function_that_makes_an_environment_is_a_target(own_file: str) -> None
         assert env.reset().observation.total == 0
 
 
-def test_a_file_that_ends_the_process_is_told(tmp_path: Path) -> None:
+def test_a_file_that_ends_the_process_is_reported(tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text("import sys\nsys.exit(3)\n")
     with pytest.raises(TargetError, match=r"sys\.exit\(3\)") as caught:
         load_target(f"{tmp_path}/leaving.py:X")

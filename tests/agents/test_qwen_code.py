@@ -19,7 +19,7 @@ def test_a_call_without_tools_is_a_summary() -> None:
     assert QwenCode().classify({"messages": []}, {}) is Role.COMPACTION
 
 
-def test_its_system_prompt_tells_agent_and_subagent_apart() -> None:
+def test_its_system_prompt_distinguishes_agent_and_subagent() -> None:
     def role(system: str) -> Role | None:
         body = {"messages": [{"role": "system", "content": system}], "tools": [{}]}
         return QwenCode().classify(body, {})

@@ -22,7 +22,7 @@ def test_a_wrong_key_is_refused(authorization: str) -> None:
     run(body())
 
 
-def test_the_list_of_models_is_the_one_model_and_asks_nobody() -> None:
+def test_the_model_list_has_one_model_and_needs_no_endpoint() -> None:
     async def body() -> None:
         async with start_proxy(ScriptedModel()) as proxy:
             headers = {"Authorization": f"Bearer {proxy.capture.secret}"}
@@ -34,7 +34,7 @@ def test_the_list_of_models_is_the_one_model_and_asks_nobody() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/audio", "/v1/embeddings", "/", "/v1/chat/completions/x"])
-def test_other_paths_are_refused_in_words(path: str) -> None:
+def test_other_paths_are_refused_with_a_reason(path: str) -> None:
     async def body() -> None:
         async with start_proxy(ScriptedModel()) as proxy:
             got = await proxy.post(b"{}", path)
@@ -104,7 +104,7 @@ def test_the_keys_stay_apart() -> None:
     run(body())
 
 
-def test_no_secret_is_kept_logged_or_told() -> None:
+def test_no_secret_is_stored_logged_or_returned() -> None:
     async def body() -> None:
         extra = 'quo"ted\\secret-é'
         async with start_proxy(
@@ -127,7 +127,7 @@ def test_no_secret_is_kept_logged_or_told() -> None:
     run(body())
 
 
-def test_a_word_that_stands_for_no_key_is_not_a_secret() -> None:
+def test_a_placeholder_key_is_not_a_secret() -> None:
     assert Mask(["EMPTY", ""]).text("the list is EMPTY") == "the list is EMPTY"
 
 

@@ -94,7 +94,7 @@ def test_tokens_are_counted_and_clamp_the_next_call() -> None:
     run(body())
 
 
-def test_past_the_deadline_the_agent_is_told_to_stop() -> None:
+def test_past_the_deadline_the_agent_gets_a_stop() -> None:
     async def body() -> None:
         async with start_proxy(ScriptedModel(), deadline=time.monotonic() - 1) as proxy:
             assert "Budget reached" in (await proxy.chat()).text

@@ -30,7 +30,7 @@ def test_a_passing_failure_is_tried_again_here(code: int) -> None:
     run(body())
 
 
-def test_a_failure_without_end_is_told_once_in_a_form_that_no_agent_repeats() -> None:
+def test_a_lasting_failure_is_sent_once_in_a_form_that_no_agent_retries() -> None:
     async def body() -> None:
         async with start_proxy(ScriptedModel(status(500, f"boom {KEY}"))) as proxy:
             got = await proxy.chat(stream=True)
@@ -96,7 +96,7 @@ def test_a_full_context_arrives_with_its_code(error: dict[str, Any]) -> None:
     run(body())
 
 
-def test_pauses_grow_with_jitter_and_believe_retry_after_up_to_a_cap() -> None:
+def test_pauses_grow_with_jitter_and_follow_retry_after_up_to_a_limit() -> None:
     from paddock.capture.settings import CaptureSettings
 
     settings = CaptureSettings()
@@ -120,7 +120,7 @@ def test_a_pause_longer_than_the_call_may_take_is_not_begun() -> None:
 
 
 @pytest.mark.parametrize("abort", [False, True])
-def test_a_stream_cut_in_the_middle_is_told_as_an_error(abort: bool) -> None:
+def test_a_stream_cut_in_the_middle_ends_with_an_error(abort: bool) -> None:
     async def body() -> None:
         async with start_proxy(ScriptedModel(cut(3, abort=abort))) as proxy:
             got = await proxy.chat(stream=True)
@@ -257,7 +257,7 @@ def test_a_call_that_takes_too_long_is_ended(stream: bool) -> None:
     run(body())
 
 
-def test_an_agent_that_waits_for_a_stream_hears_comments() -> None:
+def test_an_agent_that_waits_for_a_stream_gets_comments() -> None:
     async def body() -> None:
         release = asyncio.Event()
         async with start_proxy(ScriptedModel(answer_after(release), engine="sglang"), keep_alive=0.02) as proxy:
@@ -274,7 +274,7 @@ def test_an_agent_that_waits_for_a_stream_hears_comments() -> None:
     run(body())
 
 
-def test_an_agent_that_already_hears_a_stream_gets_its_failure_there() -> None:
+def test_a_failure_after_the_stream_began_is_sent_in_it() -> None:
     async def body() -> None:
         release = asyncio.Event()
         model = ScriptedModel(answer_after(release, status(500, "boom")), engine="sglang")

@@ -46,7 +46,7 @@ def test_what_is_missing_comes_with_advice() -> None:
     run(body())
 
 
-def test_a_model_that_is_not_listed_and_tools_that_are_refused_are_told() -> None:
+def test_an_unlisted_model_and_refused_tools_are_reported() -> None:
     async def step(server: ScriptedModel, request: Any, asked: dict[str, Any]) -> Any:
         refused = status(400, "tool choice requires --enable-auto-tool-choice")
         return await (refused if "tools" in asked else ok())(server, request, asked)

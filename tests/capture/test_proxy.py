@@ -94,7 +94,7 @@ def test_chunks_pass_before_the_answer_is_complete() -> None:
     run(body())
 
 
-def test_sglang_is_called_without_streaming_and_told_as_a_stream() -> None:
+def test_sglang_is_called_without_streaming_and_answered_as_a_stream() -> None:
     async def body() -> None:
         async with start_proxy(ScriptedModel(ok(tool="bash"), engine="sglang")) as proxy:
             got = await proxy.chat(stream=True, tools=TOOLS, stream_options={"include_usage": True})

@@ -37,7 +37,7 @@ def test_the_list_as_json_is_what_the_drivers_say(tmp_path: Path) -> None:
         assert row["drivers"] == list(kind.drivers)
 
 
-def test_what_cannot_be_fetched_is_said_for_each(tmp_path: Path) -> None:
+def test_each_agent_that_cannot_be_fetched_is_reported(tmp_path: Path) -> None:
     npm = tmp_path / "npm"
     npm.write_text("#!/bin/sh\necho the registry is closed >&2\nexit 1\n")
     npm.chmod(0o755)

@@ -16,7 +16,7 @@ from paddock.sandbox import bwrap
 from .processes import paddock
 
 
-def test_findings_are_told_as_a_table() -> None:
+def test_findings_are_printed_as_a_table() -> None:
     done = paddock("doctor")
     for name in ("python", "uvloop", "picows", "open files", "memory", "disk", "gymnasium", "bubblewrap"):
         assert name in done.stdout
@@ -24,7 +24,7 @@ def test_findings_are_told_as_a_table() -> None:
     assert done.returncode == (1 if "✗" in done.stdout else 0)
 
 
-def test_findings_are_told_as_json() -> None:
+def test_findings_are_printed_as_json() -> None:
     done = paddock("doctor", "--json")
     document = json.loads(done.stdout)
     findings = {finding["name"]: finding for finding in document["findings"]}
@@ -63,7 +63,7 @@ def test_a_taken_port_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
         (1024, -1, "missing"),
     ],
 )
-def test_few_open_files_are_told(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, status: str) -> None:
+def test_few_open_files_are_reported(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, status: str) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     finding = doctor.open_files()
     assert finding.status == status
@@ -115,7 +115,7 @@ def test_bubblewrap_that_cannot_be_found_is_missing(monkeypatch: pytest.MonkeyPa
     assert (finding.status, finding.hint) == ("missing", "install it")
 
 
-def test_refused_namespaces_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_namespaces_are_reported_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "UNSHARE", "import sys; sys.exit('Operation not permitted')")
     finding = doctor.user_namespaces()
     assert (finding.status, finding.detail) == ("missing", "refused: Operation not permitted")
@@ -126,5 +126,5 @@ def test_programs_that_are_not_there_are_missing(monkeypatch: pytest.MonkeyPatch
     assert (doctor.node().status, doctor.npm().status) == ("missing", "missing")
 
 
-def test_a_program_that_does_not_run_is_told(tmp_path: Path) -> None:
+def test_a_program_that_does_not_run_is_reported(tmp_path: Path) -> None:
     assert doctor.first_line([str(tmp_path / "nothing")]) == "does not run: FileNotFoundError"

@@ -10,7 +10,7 @@ from paddock.cli.commands import paddock
 @pytest.mark.parametrize(
     "wrong", [("--max-sandboxes", "0"), ("--port", "99999"), ("--sandbox", "docker"), ("--log-level", "loud")]
 )
-def test_words_that_make_no_sense_are_refused(wrong: tuple[str, ...]) -> None:
+def test_invalid_values_are_refused(wrong: tuple[str, ...]) -> None:
     error = CliRunner().invoke(paddock, ["e2b", "up", *wrong], standalone_mode=False).exception
     assert isinstance(error, BadParameter)
     assert wrong[0] in error.format_message()

@@ -40,7 +40,7 @@ from paddock.config import Limits, ServerConfig
         (["trace", "export", "--to", "nope"], "no form 'nope'", "use atif, jsonl"),
     ],
 )
-def test_a_wrong_word_is_told_with_a_hint(
+def test_an_unknown_command_is_reported_with_a_hint(
     words: list[str], said: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -68,7 +68,7 @@ def test_a_group_without_a_command_shows_its_help(words: list[str], capsys: pyte
 
 
 @pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}], ids=["usual", "NO_COLOR"])
-def test_errors_are_coloured_unless_nobody_wants_it(variables: dict[str, str]) -> None:
+def test_errors_are_coloured_unless_disabled(variables: dict[str, str]) -> None:
     leader, follower = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
     command = [sys.executable, "-m", "paddock", "sreve"]
@@ -107,7 +107,7 @@ def test_one_is_not_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert [plural(1, "host"), plural(2, "host")] == ["1 host", "2 hosts"]
 
 
-def test_a_missing_extra_is_told_with_how_to_get_it(
+def test_a_missing_extra_is_reported_with_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def without(name: str, *arguments: Any, **keywords: Any) -> Any:

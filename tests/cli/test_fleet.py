@@ -124,14 +124,14 @@ def test_a_rollout_that_broke_ends_the_command_with_1(plane: PlaneProcess, tmp_p
     assert "'nodes' not found" in done.stdout
 
 
-def test_a_wrong_key_is_told_with_what_to_do(plane: PlaneProcess) -> None:
+def test_a_wrong_key_is_reported_with_a_hint(plane: PlaneProcess) -> None:
     done = paddock("fleet", "ls", "--url", f"{plane.address.base_url}/", "--api-key", "wrong-key")
     assert done.returncode == 1
     assert "hint: set FLEET_API_KEY" in done.stderr
     assert "wrong-key" not in done.stderr
 
 
-def test_an_unknown_instance_is_told_with_what_to_do(plane: PlaneProcess) -> None:
+def test_an_unknown_instance_is_reported_with_a_hint(plane: PlaneProcess) -> None:
     done = paddock("fleet", "rm", "nope", "--state", str(plane.state))
     assert done.returncode == 1
     assert "hint: `paddock fleet ls --all`" in done.stderr
@@ -158,14 +158,14 @@ def test_a_state_folder_holds_one_plane(plane: PlaneProcess) -> None:
         (("run", "none.json", "--model", "replay:x"), "none.json cannot be read"),
     ],
 )
-def test_mistakes_are_told_with_a_hint(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_reported_with_a_hint(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
     done = paddock("fleet", *arguments, cwd=tmp_path, PADDOCK_FLEET=str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert "hint: " in done.stderr
 
 
-def test_a_plane_that_is_not_there_is_told_with_a_hint() -> None:
+def test_a_plane_that_is_not_there_is_reported_with_a_hint() -> None:
     done = paddock("fleet", "envs", FLEET_BASE_URL="http://127.0.0.1:1", FLEET_API_KEY="a-key")
     assert done.returncode == 1
     assert "paddock fleet up" in done.stderr
@@ -190,7 +190,7 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_plane_of_this_machine_needs_no_words(local: Path) -> None:
+def test_the_plane_of_this_machine_needs_no_options(local: Path) -> None:
     address = find_plane(None, None, None)
     assert (address.base_url, address.api_key) == ("http://127.0.0.1:9", "local-key")
 

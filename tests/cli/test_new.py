@@ -165,7 +165,7 @@ def test_a_project_that_cannot_be_finished_is_taken_back(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_next_three_commands_are_told(tmp_path: Path) -> None:
+def test_the_next_three_commands_are_reported(tmp_path: Path) -> None:
     (tmp_path / "my games").mkdir()
     done = paddock("new", "maze", "--tools", "--dir", "my games", cwd=tmp_path)
     assert done.returncode == 0
@@ -176,7 +176,7 @@ def test_the_next_three_commands_are_told(tmp_path: Path) -> None:
     ]
 
 
-def test_what_was_made_is_told_as_json(tmp_path: Path) -> None:
+def test_the_new_project_is_printed_as_json(tmp_path: Path) -> None:
     made = json.loads(paddock("new", "maze", "--json", cwd=tmp_path).stdout)
     assert (made["path"], made["target"]) == ("maze", "maze.env:MazeEnv")
     assert "maze/env.py" in made["files"]

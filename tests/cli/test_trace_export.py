@@ -41,7 +41,7 @@ def lines(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_only_scored_rollouts_are_written_and_the_reason_is_told(store: Path) -> None:
+def test_only_scored_rollouts_are_written_and_the_others_are_explained(store: Path) -> None:
     result = export(store, "--to", "trl")
     assert result.return_value == 0
     assert [line["rollout_id"] for line in lines(result)] == ["r00a"]
@@ -49,7 +49,7 @@ def test_only_scored_rollouts_are_written_and_the_reason_is_told(store: Path) ->
     assert "1 left out: it has no reward: it hung" in result.stderr
 
 
-def test_what_nobody_scored_can_be_flagged(store: Path) -> None:
+def test_unscored_rollouts_can_be_flagged(store: Path) -> None:
     exported = lines(export(store, "--to", "trl", "--unscored", "flag"))
     assert [line["reward"] for line in exported] == [1.0, None]
 
@@ -89,7 +89,7 @@ def test_parquet_is_a_file(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_check_writes_nothing_and_tells_what_is_left_out(store: Path, form: str) -> None:
+def test_a_check_writes_nothing_and_reports_what_is_left_out(store: Path, form: str) -> None:
     result = export(store, "--to", form, "--check")
     assert result.return_value == 0, result.output
     if form != "replay":
@@ -127,7 +127,7 @@ def test_a_check_of_nothing_ends_with_1(store: Path) -> None:
         ("--to", "html", "r00a", "--check"),
     ],
 )
-def test_wrong_words_are_refused_with_a_hint(store: Path, arguments: tuple[str, ...]) -> None:
+def test_invalid_options_are_refused_with_a_hint(store: Path, arguments: tuple[str, ...]) -> None:
     error = export(store, *arguments).exception
     assert isinstance(error, ConfigError)
     assert error.hint

@@ -143,7 +143,7 @@ class Scoring(Watched, ToolEnvironment):
 
 
 @pytest.mark.parametrize("way", ["ws", "http", "memory"])
-async def test_a_call_tells_its_reward_and_whether_it_ended_the_episode(serve: Serve, way: str) -> None:
+async def test_a_call_has_its_reward_and_whether_it_ended_the_episode(serve: Serve, way: str) -> None:
     env: Any = Client(Scoring) if way == "memory" else Client(serve(Scoring).url, transport=way)
     async with env:
         await env.reset()
@@ -287,7 +287,7 @@ async def test_an_action_that_json_cannot_say_is_a_wrong_action(serve: Serve, tr
         assert (await env.step(Odd(value=np.arange(2)))).observation["value"] == [0, 1]
 
 
-async def test_a_wrong_action_does_not_disturb_its_neighbours(serve: Serve) -> None:
+async def test_a_wrong_action_does_not_affect_other_sessions(serve: Serve) -> None:
     async with Client(serve(Scripted).url) as env:
         await env.reset()
         slow = asyncio.create_task(env.step({"sleep": 0.2, "value": "slow"}))
@@ -297,7 +297,7 @@ async def test_a_wrong_action_does_not_disturb_its_neighbours(serve: Serve) -> N
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_an_environment_that_fails_is_told(serve: Serve, transport: str) -> None:
+async def test_an_environment_that_fails_is_reported(serve: Serve, transport: str) -> None:
     async with Client(serve(Scripted).url, transport=transport) as env:
         await env.reset()
         with pytest.raises(EnvironmentFailure, match="RuntimeError: no"):
@@ -319,7 +319,7 @@ async def test_a_full_server_is_capacity_reached_and_can_be_tried_again(serve: S
         await second.close()
 
 
-async def test_a_client_waits_in_line_and_hears_its_place(serve: Serve) -> None:
+async def test_a_client_in_the_queue_gets_its_place(serve: Serve) -> None:
     server = serve(Adder, max_sessions=1)
     places: list[int] = []
     first = await Client.connect(server.url)
@@ -579,7 +579,7 @@ async def test_closing_does_not_wait_for_a_peer_that_does_not_read(
     await asyncio.wait_for(env.close(), 2)
 
 
-async def test_closing_tells_whoever_waits(serve: Serve, lives: list[Watched]) -> None:
+async def test_closing_fails_pending_requests(serve: Serve, lives: list[Watched]) -> None:
     env = await Client.connect(serve(AsyncScripted).url)
     await env.reset()
     step = asyncio.create_task(env.step({"hang": True}))

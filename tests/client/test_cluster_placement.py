@@ -82,7 +82,7 @@ async def test_more_than_the_cluster_holds_is_refused_and_the_rest_goes_on(two: 
 
 
 @pytest.mark.parametrize("index", [0, 3])
-async def test_a_lost_host_hurts_only_its_own_sessions(two: Together, index: int) -> None:
+async def test_a_lost_host_affects_only_its_own_sessions(two: Together, index: int) -> None:
     async with vector(two, 4) as envs:
         await envs.reset_all()
         victim = host_of(two, envs, index)
@@ -126,7 +126,7 @@ async def test_sessions_wait_in_the_line_of_the_cluster(two: Together) -> None:
     await late.close()
 
 
-async def test_sessions_do_not_pass_somebody_who_waits() -> None:
+async def test_sessions_do_not_overtake_earlier_ones_in_the_queue() -> None:
     with Together(2, 1, gateways=2) as there:
         first = vector(there, 2)
         await first.open()
@@ -153,7 +153,7 @@ async def test_who_gives_up_waiting_leaves_the_line(two: Together) -> None:
         await until(lambda: two.gateway.waiting() == 0)
 
 
-async def test_a_gateway_that_dies_loses_nobody_who_waits(two: Together) -> None:
+async def test_waiting_clients_survive_a_dead_gateway(two: Together) -> None:
     first = vector(two, 8)
     await first.open()
     late = vector(two, 3, queue_timeout=30)

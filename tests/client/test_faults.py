@@ -179,7 +179,7 @@ async def test_a_client_that_is_closed_after_a_drop_frees_its_slot(serve: Serve,
     assert server.service.manager.statistics().sessions == 0
 
 
-async def test_a_request_that_was_never_sent_is_said_to_be() -> None:
+async def test_a_request_that_was_never_sent_says_so() -> None:
     env = over_http("http://127.0.0.1:9")
     with pytest.raises(ConnectFailed, match="cannot reach"):
         await env.step({"value": 1})

@@ -60,7 +60,7 @@ async def test_an_argument_of_a_tool(serve: Serve, lives: list[Watched], way: st
     assert lives[0].steps == 0
 
 
-async def test_an_action_of_a_vector_hurts_nobody_else(serve: Serve) -> None:
+async def test_a_non_finite_action_of_a_vector_affects_only_its_session(serve: Serve) -> None:
     async with VectorClient(serve(AsyncScripted).url, 3) as envs:
         await envs.reset_all()
         first, refused, last = await envs.step_all([{"value": None}, {"value": math.nan}, {"value": 2}])
@@ -69,5 +69,5 @@ async def test_an_action_of_a_vector_hurts_nobody_else(serve: Serve) -> None:
         assert (first.observation["value"], last.observation["value"]) == (None, 2)  # type: ignore[union-attr]
 
 
-async def test_no_deadline_can_be_said_as_infinity(env: Client[Any]) -> None:
+async def test_a_deadline_may_be_infinite(env: Client[Any]) -> None:
     assert (await env.step({"value": 1}, timeout=math.inf)).done is False

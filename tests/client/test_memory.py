@@ -172,7 +172,7 @@ async def test_options_that_have_no_effect_are_refused(option: dict[str, Any]) -
     assert refused.value.hint
 
 
-async def test_a_factory_that_fails_is_told() -> None:
+async def test_a_factory_that_fails_is_reported() -> None:
     class Broken(Adder):
         def __init__(self) -> None:
             raise RuntimeError("no database")

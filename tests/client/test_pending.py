@@ -44,7 +44,7 @@ def test_requests_beyond_the_window_wait_for_a_reply() -> None:
 
 
 @pytest.mark.parametrize(("timeout", "member"), [(None, {}), (float("inf"), {}), (5, {"timeout_s": 5.0})])
-def test_a_request_tells_its_deadline(timeout: float | None, member: dict[str, float]) -> None:
+def test_a_request_carries_its_deadline(timeout: float | None, member: dict[str, float]) -> None:
     async def scenario(requests: PendingRequests, sent: list[dict[str, Any]], make: Make) -> None:
         make(timeout)
         assert sent == [{"type": "state", **member, "id": 1, "ack": 0}]

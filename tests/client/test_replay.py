@@ -118,14 +118,16 @@ async def test_requests_made_during_a_replay_come_after_it(moved: Moved, lives: 
     assert (await first).observation["total"] == 4
 
 
-async def test_a_loss_is_told_to_all_who_wait(moved: Moved, lives: list[Watched]) -> None:
+async def test_a_lost_episode_fails_all_pending_requests(moved: Moved, lives: list[Watched]) -> None:
     env, _ = await moved(Fickle)
     ends = await asyncio.gather(env.step(ONE), env.step(ONE), return_exceptions=True)
     assert [type(end) for end in ends] == [EpisodeLost, EpisodeLost]
     assert lives[1].steps == 1
 
 
-async def test_an_episode_that_was_told_as_lost_stays_lost(moved: Moved, serve: Serve, lives: list[Watched]) -> None:
+async def test_an_episode_that_was_reported_as_lost_stays_lost(
+    moved: Moved, serve: Serve, lives: list[Watched]
+) -> None:
     env, proxy = await moved(Slow)
     step = asyncio.create_task(env.step(ONE))
     await until(lambda: len(lives) == 2 and lives[1].steps == 4)

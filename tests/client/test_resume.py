@@ -85,7 +85,7 @@ async def test_a_long_episode_on_a_bad_network(serve: Serve, through: Any, lives
     assert (len(lives), lives[0].steps) == (1, 60)
 
 
-async def test_requests_under_way_together_all_come_home(serve: Serve, through: Any, lives: list[Watched]) -> None:
+async def test_concurrent_requests_all_get_their_answers(serve: Serve, through: Any, lives: list[Watched]) -> None:
     proxy = await through(serve(Scripted).port)
     async with client(proxy.url) as env:
         await env.reset()
@@ -149,7 +149,9 @@ async def test_tool_calls_are_carried_out_once_too(serve: Serve, through: Any, l
     assert lives[0].steps == 5
 
 
-async def test_an_error_whose_answer_was_lost_is_told_once(serve: Serve, through: Any, lives: list[Watched]) -> None:
+async def test_an_error_whose_answer_was_lost_is_raised_once(
+    serve: Serve, through: Any, lives: list[Watched]
+) -> None:
     proxy = await through(serve(Scripted).port)
     async with client(proxy.url) as env:
         await env.reset()
@@ -331,7 +333,7 @@ async def test_closing_while_coming_back_leaves_nothing(serve: Serve, through: A
 
 
 @pytest.mark.parametrize("hold", [0.05, 0.2])
-async def test_a_refusal_that_comes_with_the_handshake_is_heard(serve: Serve, through: Any, hold: float) -> None:
+async def test_a_refusal_that_comes_with_the_handshake_is_raised(serve: Serve, through: Any, hold: float) -> None:
     server = serve(Adder, max_sessions=1)
     proxy = await through(server.port)
     async with client(server.url) as first:
@@ -342,7 +344,7 @@ async def test_a_refusal_that_comes_with_the_handshake_is_heard(serve: Serve, th
                 await second.reset()
 
 
-async def test_a_refusal_that_comes_after_the_deadline_is_not_heard(serve: Serve, through: Any) -> None:
+async def test_a_refusal_that_comes_after_the_deadline_is_ignored(serve: Serve, through: Any) -> None:
     server = serve(Adder, max_sessions=1)
     proxy = await through(server.port)
     env = client(proxy.url)
@@ -357,7 +359,7 @@ async def test_a_refusal_that_comes_after_the_deadline_is_not_heard(serve: Serve
     await env.close()
 
 
-async def test_a_session_that_is_gone_is_lost_even_if_told_at_once(serve: Serve, through: Any) -> None:
+async def test_a_missing_session_is_a_lost_episode(serve: Serve, through: Any) -> None:
     proxy = await through(serve(Adder).port)
     async with client(proxy.url) as env:
         await env.reset()
@@ -398,7 +400,7 @@ async def test_a_drop_before_the_session_is_open_is_survived(
         assert (await env.step({"amount": 1})).observation["total"] == 4
 
 
-async def test_nobody_there_is_a_clear_error() -> None:
+async def test_a_refused_connection_is_a_clear_error() -> None:
     with pytest.raises(ConnectFailed) as failed:
         await Client.connect("http://127.0.0.1:9")
     assert failed.value.hint

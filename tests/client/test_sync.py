@@ -54,7 +54,7 @@ def test_errors_come_through(serve: Serve) -> None:
             env.step({"sleep": 0.5}, timeout=0.1)
 
 
-def test_nobody_there_leaves_no_thread() -> None:
+def test_a_failed_connect_leaves_no_thread() -> None:
     before = threading.active_count()
     with pytest.raises(ConnectFailed):
         SyncClient.connect("http://127.0.0.1:9")

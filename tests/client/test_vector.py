@@ -62,7 +62,7 @@ async def test_the_wait_for_slots_is_one_for_the_whole_vector(serve: Serve, conn
     assert sum(isinstance(result, StepResult) for result in results) == 2
 
 
-async def test_a_failing_session_hurts_nobody(serve: Serve) -> None:
+async def test_a_failing_session_affects_no_other(serve: Serve) -> None:
     async with vector(serve(Scripted).url, 4) as envs:
         await envs.reset_all()
         actions = [{"value": 0}, {"fail": "no"}, {"nonsense": 1}, {"value": 3}]
@@ -80,7 +80,7 @@ class Odd(Action):
 
 
 @pytest.mark.parametrize("wrong", [None, 5, {"value": object()}, {"value": "\ud800"}, Odd(value=object())])
-async def test_a_wrong_action_hurts_nobody(serve: Serve, wrong: Any) -> None:
+async def test_a_wrong_action_affects_no_other_session(serve: Serve, wrong: Any) -> None:
     async with vector(serve(Scripted).url, 3) as envs:
         await envs.reset_all()
         for _ in range(2):
@@ -92,7 +92,7 @@ async def test_a_wrong_action_hurts_nobody(serve: Serve, wrong: Any) -> None:
         assert isinstance((await envs.step({1: {"value": 1}}))[0], StepResult)
 
 
-async def test_reset_arguments_that_json_cannot_say_hurt_nobody(serve: Serve) -> None:
+async def test_reset_arguments_that_json_cannot_encode_affect_no_other_session(serve: Serve) -> None:
     async with vector(serve(Adder).url, 2) as envs:
         begun, refused = await envs.reset({0: {"seed": 3}, 1: {"seed": object()}})
         assert totals([begun, refused]) == [3, InvalidMessage]
@@ -323,7 +323,7 @@ async def test_wrong_counts_are_clear_errors(serve: Serve) -> None:
             VectorClient(target, 1)  # type: ignore[arg-type]
 
 
-async def test_nobody_there_is_a_clear_error() -> None:
+async def test_a_refused_connection_is_a_clear_error() -> None:
     with pytest.raises(ConnectFailed):
         await vector("http://127.0.0.1:9", 2).open()
 

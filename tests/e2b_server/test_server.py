@@ -88,7 +88,7 @@ async def with_client(e2b_server: E2bServer, act: Callable[[Client], Any]) -> An
 Anywhere = Callable[[Callable[[Client], Any]], Any]
 
 
-def test_nothing_is_told_without_the_key(anywhere: Anywhere) -> None:
+def test_nothing_is_answered_without_the_key(anywhere: Anywhere) -> None:
     async def act(client: Client) -> None:
         routes = ControlApi(client.server.registry, key=KEY, domain="").routes()
         assert len(routes) > 10
@@ -115,7 +115,7 @@ def test_a_sandbox_is_opened_only_by_its_own_token(anywhere: Anywhere) -> None:
     anywhere(act)
 
 
-def test_what_is_not_there_is_refused_in_words(anywhere: Anywhere) -> None:
+def test_a_missing_object_is_refused_with_a_message(anywhere: Anywhere) -> None:
     async def act(client: Client) -> None:
         made = await client.create()
         for name in ("pause", "snapshots", "fork", "logs"):

@@ -82,7 +82,7 @@ def test_a_wrong_action_is_refused_by_the_class_itself(counter: Any) -> None:
         assert client.step({"amount": 4}).observation.total == 4
 
 
-def test_a_process_that_dies_is_told_and_replaced(counter: Any) -> None:
+def test_a_process_that_dies_is_reported_and_replaced(counter: Any) -> None:
     with SyncClient(counter) as client:
         client.reset()
         before = counter.process.pid
@@ -217,7 +217,7 @@ def test_every_session_has_a_server_that_ends_with_it(notes: Any, monkeypatch: p
     wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
 
-def test_a_server_that_dies_is_told_and_replaced(notes: Any) -> None:
+def test_a_server_that_dies_is_reported_and_replaced(notes: Any) -> None:
     with SyncClient(notes) as client:
         first = client.call_tool("process").value
         os.kill(first, signal.SIGKILL)
@@ -252,7 +252,7 @@ def test_an_mcp_server_over_http_is_an_environment_too(fastmcp_echo: Server) -> 
         ("mcp+http://127.0.0.1:1/mcp", "127.0.0.1:1"),
     ],
 )
-def test_what_is_no_mcp_server_is_told(target: str, words: str) -> None:
+def test_what_is_no_mcp_server_is_reported(target: str, words: str) -> None:
     with pytest.raises(TargetError, match=words):
         load_target(target)
 

@@ -83,7 +83,7 @@ def test_commands_run_as_at_e2b(told: dict[str, Any]) -> None:
     assert seen["user"][:2] == ["user\n", "InvalidArgumentException"]
 
 
-def test_commands_in_the_background_are_heard_fed_and_killed(told: dict[str, Any]) -> None:
+def test_background_commands_can_be_read_written_to_and_killed(told: dict[str, Any]) -> None:
     assert told["background"] == {
         "streamed": ["a\n", "b\n"],
         "fed": "hello one two",
@@ -110,7 +110,7 @@ def test_files_are_those_of_the_sandbox(told: dict[str, Any]) -> None:
     assert (seen["made"], seen["metadata"]) == ([True, False, False], {"kind": "v"})
 
 
-def test_what_goes_wrong_is_told_in_the_exceptions_of_the_sdk(told: dict[str, Any]) -> None:
+def test_failures_are_exceptions_of_the_sdk(told: dict[str, Any]) -> None:
     seen, lives = told["files"], told["lives"]
     assert (seen["missing"], seen["a_folder"], seen["not_a_folder"]) == (
         "FileNotFoundException",

@@ -41,7 +41,7 @@ def test_the_sdk_verifies_on_our_handle(plane: Server) -> None:
     }
 
 
-def test_a_job_that_nobody_runs_is_a_timeout_that_names_it(plane: Server) -> None:
+def test_a_job_that_does_not_run_is_a_timeout_that_names_it(plane: Server) -> None:
     evaluator = TaskEvaluator(KEY, 2, ["a", "b"], poll_interval_s=0.05, max_wait_s=0.5, base_url=plane.url)
     with pytest.raises(FleetTimeout, match="job"):
         asyncio.run(evaluator.evaluate(TASK))

@@ -59,7 +59,7 @@ def test_an_unknown_tool_is_refused_and_the_client_goes_on(server: Server, answe
     assert answers["unknown_tool"] == {"refusal": refusal, "after": said("hi")}
 
 
-def test_two_clients_do_not_disturb_each_other(answers: dict[str, Any]) -> None:
+def test_two_clients_do_not_affect_each_other(answers: dict[str, Any]) -> None:
     assert answers["two_at_once"] == [said("one"), said("two"), said("one again"), said("alone")]
 
 

@@ -67,7 +67,7 @@ def test_its_models_are_in_the_schema(counter: Server) -> None:
     )
 
 
-def test_its_metadata_is_told(counter: Server) -> None:
+def test_its_metadata_is_served(counter: Server) -> None:
     assert request(counter.url, "GET", "/metadata").body == {
         "name": "CounterWithTasks",
         "description": "CounterWithTasks environment",

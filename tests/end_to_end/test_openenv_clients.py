@@ -74,7 +74,7 @@ def test_the_sync_tool_client_calls_tools(echoed: dict[str, Any]) -> None:
     assert echoed["calls_sync"] == [["echo_message", "echo_with_length"], "hi"]
 
 
-def test_the_tool_client_is_told_of_an_unknown_tool(echoed: dict[str, Any]) -> None:
+def test_the_tool_client_gets_an_error_for_an_unknown_tool(echoed: dict[str, Any]) -> None:
     assert echoed["unknown_tool"] == {"refusal": Matching("nope")}
 
 

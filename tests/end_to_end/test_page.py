@@ -153,7 +153,7 @@ def test_two_of_a_group_are_compared(page: Page, recorded: Path) -> None:
     expect(page.locator(".side-by-side .panel")).to_have_count(2)
 
 
-def test_rollouts_that_differ_are_told_where(page: Page, ids: dict[str, str]) -> None:
+def test_differing_rollouts_show_where_they_differ(page: Page, ids: dict[str, str]) -> None:
     go(page, f"#/compare/{ids['solve']}/{ids['wrong']}")
     expect(page.locator(".token.parted")).to_have_count(2)
     expect(page.get_by_text("then differ in")).to_be_visible()
@@ -254,7 +254,7 @@ def test_the_work_folder_can_be_read(page: Page, ids: dict[str, str]) -> None:
 # -- tokens -----------------------------------------------------------------------------------------
 
 
-def test_a_token_tells_what_it_is_and_what_else_it_might_have_been(page: Page, ids: dict[str, str]) -> None:
+def test_a_token_shows_its_alternatives(page: Page, ids: dict[str, str]) -> None:
     go(page, f"#/rollouts/{ids['drift']}/tokens/c1")
     token = page.locator("[aria-label='Sampled tokens'] .token").nth(3)
     token.hover()
@@ -437,7 +437,7 @@ def test_the_first_view_is_small(browser: Browser, url: str) -> None:
 # -- a store that broke -----------------------------------------------------------------------------
 
 
-def test_a_store_that_broke_is_told_once_and_nothing_half_drawn(browser: Browser, tmp_path: Path) -> None:
+def test_a_broken_store_is_reported_once(browser: Browser, tmp_path: Path) -> None:
     folder = unpack(tmp_path)
     with paddock("view", "--store", str(folder), "--no-open") as address:
         (folder / "store.db").write_bytes(b"no database at all" * 1000)

@@ -147,9 +147,7 @@ def test_a_killed_plane_leaves_nothing_on_the_nodes(stage: Stage, tmp_path: Path
 
 
 @needs_bwrap
-def test_a_node_dies_under_sessions_and_rollouts_and_nobody_hangs_or_is_forgotten(
-    stage: Stage, tmp_path: Path
-) -> None:
+def test_a_dead_node_hangs_and_loses_nothing(stage: Stage, tmp_path: Path) -> None:
     report = lose_a_node(stage.cluster, tmp_path, sessions=24, rollouts=6, node=1, work=3.0)
     assert report.killed_processes > 0
     assert report.sessions_wrong == {}

@@ -110,7 +110,7 @@ def test_the_line_is_one_over_both_gateways(small: Served) -> None:
     asyncio.run(play())
 
 
-def test_a_killed_gateway_loses_nobody_who_waits(small: Served) -> None:
+def test_waiting_clients_survive_a_killed_gateway(small: Served) -> None:
     async def play() -> None:
         used = await holders(small)
         line = Line(small)

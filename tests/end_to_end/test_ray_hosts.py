@@ -94,7 +94,7 @@ def elastic(nodes: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> It
         yield served
 
 
-def test_stock_clients_cannot_tell_the_cluster_from_one_server(forward: Served) -> None:
+def test_stock_clients_use_a_cluster_like_one_server(forward: Served) -> None:
     seen = run_client("openenv", "openenv_counter.py", forward.url)
     assert seen["generic_async"]["state"] == {"episode_id": "mine", "step_count": 3, "total": 12}
     assert seen["generic_sync"] == seen["generic_async"]

@@ -262,7 +262,7 @@ def test_the_loop_works_in_an_environment_on_a_node(stage: Stage, tmp_path: Path
 # -- stopping -------------------------------------------------------------------------------------
 
 
-def test_whoever_asks_the_store_stops_a_rollout_on_its_node(stage: Stage, tmp_path: Path) -> None:
+def test_an_abort_in_the_store_stops_a_rollout_on_its_node(stage: Stage, tmp_path: Path) -> None:
     job = Job(tmp_path / "store", 30.0, retries=0)
 
     async def stopped() -> tuple[BatchResult, float]:

@@ -232,7 +232,7 @@ def test_a_stopped_batch_goes_on_and_every_member_is_rewarded(place: Place) -> N
     assert list(place.temporary.iterdir()) == []
 
 
-def test_nothing_of_ours_lies_in_the_usual_folder_for_temporary_files() -> None:
+def test_the_temporary_folder_stays_empty() -> None:
     """All of this left nothing behind that a later look could find."""
     mine = [
         path for path in Path(tempfile.gettempdir()).glob("paddock-sb-*") if path.stat().st_mtime > time.time() - 60

@@ -157,7 +157,7 @@ def test_no_half_answer_can_be_trained_on(stories: dict[str, Story], name: str) 
     assert not (story.record.trainable and story.record.reward is None)
 
 
-def test_attempts_are_told_with_their_status(stories: dict[str, Story]) -> None:
+def test_attempts_are_listed_with_their_status(stories: dict[str, Story]) -> None:
     reply = {
         name: [[each["status"] for each in call.attempts] for call in story.calls] for name, story in stories.items()
     }

@@ -204,7 +204,7 @@ def test_closing_an_attached_session_waits_for_its_socket(echo: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/ws", "/mcp"])
-def test_a_socket_tells_its_session_and_does_not_close_it(echo: Server, path: str) -> None:
+def test_a_socket_names_its_session_and_does_not_close_it(echo: Server, path: str) -> None:
     with Socket(echo.url, path) as connection:
 
         def ask(sent: Any) -> Any:

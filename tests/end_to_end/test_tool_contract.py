@@ -110,7 +110,7 @@ def test_the_echo_answers_a_frame(echo: Server, sent: Any, answer: Any) -> None:
         assert connection.ask(sent) == answer
 
 
-def test_reset_metadata_is_told_twice(echo: Server) -> None:
+def test_reset_metadata_is_sent_in_both_places(echo: Server) -> None:
     with Socket(echo.url) as connection:
         answer = connection.ask({"type": "reset"})
     metadata = answer["data"]["metadata"]

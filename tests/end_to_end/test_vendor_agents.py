@@ -101,7 +101,7 @@ def test_the_work_is_done_and_every_token_is_kept(told: Told) -> None:
     assert own_children() == []
 
 
-def test_its_subagent_is_told_apart(told: Told) -> None:
+def test_its_subagent_is_recognized(told: Told) -> None:
     own = [call for call in told.calls if call.role is Role.AGENT]
     others = [call for call in told.calls if call.role is not Role.AGENT]
     assert len(own) >= 3

@@ -79,7 +79,7 @@ def test_a_clients_own_loop_comes_to_its_end(recorded: Recorded, runner: str) ->
     assert recorded.answers[runner] == [["ls 'ä'"], "Seen."]
 
 
-def test_models_and_tokens_are_told(recorded: Recorded) -> None:
+def test_models_and_token_counts_are_served(recorded: Recorded) -> None:
     listed = {name: recorded.answers[ANSWERS[name]].get("models") for name in DIALECTS}
     assert listed == {"chat": ["replay"], "responses": None, "anthropic": ["replay"], "google": ["models/replay"]}
     assert all(recorded.answers[ANSWERS[name]]["counted"] for name in DIALECTS[1:])

@@ -109,7 +109,7 @@ def test_a_reader_that_was_cut_off_goes_on(http: Http, path: str, header: dict[s
     assert [frame["seq"] for frame in frames(answer.body.decode())] == [3]
 
 
-def test_a_browser_that_has_all_is_told_not_to_come_back(http: Http) -> None:
+def test_a_browser_that_has_everything_is_told_not_to_reconnect(http: Http) -> None:
     assert http("GET", "/rollouts/r00001/events", None, **AUTH, **{"last-event-id": "3"}).status == 204
 
 
@@ -145,7 +145,7 @@ def test_a_caller_that_leaves_does_not_take_its_rollout_with_it(server: Running,
     listening.close()
 
 
-def test_a_store_that_cannot_be_opened_is_told_by_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_call_reports_a_store_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PADDOCK_STORE", str(tmp_path / "file"))
     running = Running(OpenCodeEnvironment, "fast", "simulation", Access(token="sesame"), {}, {})

@@ -57,7 +57,7 @@ def test_turns_are_in_order_and_name_their_parent_by_turn() -> None:
     assert (fourth.error, fourth.parent) == ("status 500", None)
 
 
-def test_a_result_tells_why_there_is_no_reward_and_keeps_the_end_of_logs() -> None:
+def test_a_result_says_why_there_is_no_reward_and_keeps_the_end_of_logs() -> None:
     ended = record(
         outcome=Outcome.OK, reward_reason="no tests", agent_log="x" * TAIL + "end", started_at=1, finished_at=3
     )

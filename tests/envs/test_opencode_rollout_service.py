@@ -102,7 +102,7 @@ def test_a_key_gives_one_rollout_however_often_it_is_sent(tmp_path: Path) -> Non
     with_service(claim, tmp_path)
 
 
-def test_a_model_that_nobody_serves_is_an_outcome(tmp_path: Path) -> None:
+def test_an_unreachable_model_is_an_outcome(tmp_path: Path) -> None:
     async def claim(service: OpenCodeRolloutService, _: str) -> None:
         started = await service.start(request(model_key="", vllm_url="http://127.0.0.1:9", hf_token=TOKEN))
         ended = await service.wait(started.rollout_id, 10)
@@ -117,7 +117,7 @@ def test_a_model_that_nobody_serves_is_an_outcome(tmp_path: Path) -> None:
     with_service(claim, tmp_path)
 
 
-def test_a_secret_in_the_words_of_an_error_is_masked(tmp_path: Path) -> None:
+def test_a_secret_in_an_error_message_is_masked(tmp_path: Path) -> None:
     async def claim(service: OpenCodeRolloutService, url: str) -> None:
         wanted = request(model_key=f"vllm://no model, {TOKEN}", vllm_url=url, hf_token=TOKEN)
         ended = await service.wait((await service.start(wanted)).rollout_id, 10)
@@ -152,7 +152,7 @@ def test_a_rollout_that_outlives_all_its_deadlines_is_ended(tmp_path: Path, monk
     with_service(claim, tmp_path)
 
 
-def test_whoever_waits_hears_of_an_abort(tmp_path: Path) -> None:
+def test_waiting_calls_see_an_abort(tmp_path: Path) -> None:
     async def claim(service: OpenCodeRolloutService, url: str) -> None:
         started = await service.start(request(model_key="", vllm_url=url))
         waiting = asyncio.create_task(service.wait(started.rollout_id, 60))

@@ -27,7 +27,7 @@ def test_parquet_has_the_same_rows_as_the_samples(store: Store, tmp_path: Path) 
     assert report.tokens == sum(len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows)
 
 
-def test_parquet_flags_what_nobody_scored(store: Store, tmp_path: Path) -> None:
+def test_parquet_flags_unscored_rollouts(store: Store, tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow.parquet")
     export(store, "parquet", tmp_path / "out.parquet", policy=Policy(unscored="flag"))
     rows = {row["rollout_id"]: row for row in arrow.read_table(tmp_path / "out.parquet").to_pylist()}

@@ -129,7 +129,7 @@ def test_calls_of_other_weights_are_masked(policy: Policy, expected: list[str]) 
     assert trained(versions("step-10", "step-11", "step-12"), policy) == expected
 
 
-def test_a_version_that_nobody_told_is_not_guessed() -> None:
+def test_an_unknown_weight_version_is_not_guessed() -> None:
     assert trained(versions(None, "1"), Policy(weights="newest")) == ["c1"]
     assert trained(versions(None, None), Policy(weights="same")) == []
     assert trained(versions("1", "1"), Policy(weights="same")) == ["c0", "c1"]

@@ -72,7 +72,7 @@ def test_a_user_leaves_no_room_for_a_key(monkeypatch: pytest.MonkeyPatch) -> Non
 # -- keys ------------------------------------------------------------------------------------------
 
 
-def test_the_given_key_comes_first_then_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explicit_key_comes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "openai")
     assert opened("https://api.openai.com", name="m").api_key == "openai"
     monkeypatch.setenv("PADDOCK_MODEL_API_KEY", "ours")
@@ -123,7 +123,7 @@ def ask_for_name(answer: Any, status: int = 200, **options: Any) -> tuple[Endpoi
     return asyncio.run(asyncio.wait_for(run(), 20)), collected
 
 
-def test_the_first_listed_model_is_taken_and_said() -> None:
+def test_the_first_listed_model_is_used_and_named() -> None:
     endpoint, reply = ask_for_name({"data": [{"id": "org/a"}, {"id": "org/b"}]})
     assert endpoint.name == "org/a"
     assert "org/a" in reply[0]
@@ -150,14 +150,14 @@ def test_the_key_is_sent_when_names_are_asked_for() -> None:
         ({}, 404, "status 404"),
     ],
 )
-def test_an_endpoint_that_tells_no_name_is_a_model_error(answer: Any, status: int, said: str) -> None:
+def test_an_endpoint_without_a_model_name_is_a_model_error(answer: Any, status: int, said: str) -> None:
     with pytest.raises(ModelError, match=said) as caught:
         ask_for_name(answer, status, api_key=SECRET)
     assert caught.value.hint
     assert SECRET not in str(caught.value) + caught.value.hint
 
 
-def test_nobody_there_is_a_model_error_without_secrets() -> None:
+def test_an_unreachable_endpoint_is_a_model_error_without_secrets() -> None:
     with pytest.raises(ModelError, match="does not answer") as caught:
         opened(f"http://me:{SECRET}@127.0.0.1:1")
     assert "***@127.0.0.1:1" in str(caught.value)

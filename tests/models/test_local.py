@@ -44,7 +44,7 @@ async def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
         return dict(await answer.json())
 
 
-def test_a_missing_engine_is_told_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_reported_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "ENGINE_MODULE", "no_such_engine")
 
     async def load() -> None:
@@ -92,7 +92,7 @@ def test_a_cancelled_start_leaves_no_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.end_to_end
-def test_a_real_model_tells_ids_and_logprobs() -> None:
+def test_a_real_model_returns_ids_and_logprobs() -> None:
     async def talk() -> None:
         async with open_model("local") as endpoint:
             assert (endpoint.engine, endpoint.label) == ("llamacpp", "local")

@@ -214,7 +214,7 @@ def test_the_turn_follows_from_the_messages_alone() -> None:
     play(SCRIPT, talk)
 
 
-def test_past_the_last_turn_its_text_is_said_again() -> None:
+def test_past_the_last_turn_its_text_is_repeated() -> None:
     async def text_after(caller: Caller, turns: int) -> Any:
         messages = history(*({"role": "assistant", "content": "x"} for _ in range(turns)))
         return (await caller.ask(messages=messages))[1]["choices"][0]["message"]["content"]
@@ -271,7 +271,7 @@ def test_sglang_has_ids_in_the_choice_and_none_in_a_stream() -> None:
     play({**SCRIPT, "engine": "sglang", "weight_version": "step-4"}, talk)
 
 
-def test_llamacpp_tells_sampled_ids_and_tokenizes_prompts() -> None:
+def test_llamacpp_returns_sampled_ids_and_tokenizes_prompts() -> None:
     async def talk(caller: Caller) -> None:
         root = caller.server.url.removesuffix("/v1")
         request = {"messages": ASK["messages"], "tools": TOOLS}
@@ -293,7 +293,7 @@ def test_llamacpp_tells_sampled_ids_and_tokenizes_prompts() -> None:
 
 
 @pytest.mark.parametrize(("engine", "logprobs"), [("openai", True), ("text", False)])
-def test_plain_endpoints_tell_no_ids(engine: str, logprobs: bool) -> None:
+def test_plain_endpoints_return_no_ids(engine: str, logprobs: bool) -> None:
     async def talk(caller: Caller) -> None:
         _, reply = await caller.ask(**CAPTURE)
         assert "token_ids" not in reply["choices"][0]
@@ -578,7 +578,7 @@ def test_a_file_with_lines_holds_several_tasks(tmp_path: Any) -> None:
         ('{"calls": [{"role": "title", "message": {"content": "x"}}]}', "no call of an agent"),
     ],
 )
-def test_a_wrong_script_is_told_what_is_wrong(tmp_path: Any, content: str, said: str) -> None:
+def test_an_invalid_script_is_refused_with_the_reason(tmp_path: Any, content: str, said: str) -> None:
     file = tmp_path / "script.json"
     file.write_text(content)
     with pytest.raises(ConfigError, match=said) as caught:

@@ -42,7 +42,7 @@ def test_runs_of_small_letters_are_shorter_than_bytes() -> None:
 
 
 @pytest.mark.parametrize("token", [0, 255, 300, 300 + 27**2 - 1, 300 + 27**2, VOCABULARY - 1])
-def test_an_id_stands_for_bytes_that_have_that_id(token: int) -> None:
+def test_an_id_maps_to_bytes_that_have_that_id(token: int) -> None:
     text = token_bytes(token)
     assert len(text) > 1 or text == bytes([token])
     if token not in (255,):

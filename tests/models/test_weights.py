@@ -64,7 +64,7 @@ def test_weights_are_fetched_once_and_alone(index: Path, tmp_path: Path) -> None
     assert find(cache) == (first, [])
 
 
-def test_no_network_is_told_with_a_hint(index: Path, tmp_path: Path) -> None:
+def test_a_missing_network_is_reported_with_a_hint(index: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be fetched") as caught:
         find(tmp_path / "cache")
     assert "local:FILE.gguf" in (caught.value.hint or "")

@@ -395,7 +395,7 @@ def test_a_dict_will_do_for_an_observation() -> None:
     assert data == {"observation": {"total": 1}, "reward": 2, "done": True}
 
 
-def test_metadata_stands_at_the_top_only_when_there_is_any() -> None:
+def test_metadata_is_present_only_when_there_is_any() -> None:
     assert "metadata" not in observation_data(Observation())
     assert observation_data(Observation(metadata={"a": 1}))["metadata"] == {"a": 1}
     assert observation_body(Observation())["metadata"] is None

@@ -143,7 +143,7 @@ def test_an_error_has_its_code_and_always_three_keys(error: Any, number: int, da
     assert response["id"] == 3
 
 
-def test_an_error_tells_the_values_behind_it() -> None:
+def test_an_error_carries_its_values() -> None:
     error = CapacityReached("full", hint="wait", active_sessions=4, max_sessions=4)
     assert jsonrpc.failure(error)["error"]["data"] == {
         "code": "CAPACITY_REACHED",

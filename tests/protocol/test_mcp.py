@@ -48,7 +48,7 @@ def test_a_listed_action_speaks_snake_case() -> None:
         (0, {"result": 0}, "0"),
     ],
 )
-def test_a_value_is_told_to_both_kinds_of_client(value: Any, structured: Any, text: str) -> None:
+def test_a_value_is_sent_in_both_forms(value: Any, structured: Any, text: str) -> None:
     result = mcp.tool_result(value)
     assert result["structuredContent"] == result["structured_content"] == structured
     assert result["data"] == value
@@ -95,7 +95,7 @@ def test_a_failure_is_for_the_model_to_read() -> None:
     assert result["content"][0]["text"] == "it broke"
 
 
-def test_a_score_is_told_where_there_is_one() -> None:
+def test_a_score_is_sent_where_there_is_one() -> None:
     plain = mcp.tool_result("x")
     assert mcp.with_score(plain, None, False) == plain
     assert mcp.with_score(plain, 0.0, False)["_meta"] == {"paddock/reward": 0.0, "paddock/done": False}
@@ -120,7 +120,7 @@ def test_a_stateless_request_says_so_in_its_meta() -> None:
     assert not mcp.is_stateless({"_meta": {}})
 
 
-def test_discovery_names_the_stateless_revision_to_whoever_asks_plainly() -> None:
+def test_discovery_names_the_stateless_revision_to_plain_clients() -> None:
     result = mcp.discovery({"name": "n", "version": "v"}, {})
     assert mcp.STATELESS_VERSION in result["supportedVersions"]
     assert result["serverInfo"] == {"name": "n", "version": "v"}

@@ -308,7 +308,7 @@ def test_a_reply_carries_the_number_and_the_session() -> None:
     assert frame == {"type": "state", "data": {"episode_id": None, "step_count": 2}, "id": 7, "session": "a"}
 
 
-def test_an_error_frame_tells_all_that_is_known() -> None:
+def test_an_error_frame_has_every_field() -> None:
     frame = json.loads(messages.write_error(SessionBusy("wait", hint="a little", waiting=3), 1))
     assert frame == {
         "type": "error",

@@ -93,7 +93,7 @@ def test_keys_are_known_by_their_beginning(secret: str) -> None:
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----", "MIIabc"),
     ],
 )
-def test_what_stands_for_a_credential_is_masked(text: str, secret: str) -> None:
+def test_a_value_named_like_a_credential_is_masked(text: str, secret: str) -> None:
     assert secret not in redact(text)
 
 
@@ -114,7 +114,7 @@ def test_an_exception_that_cannot_speak_is_named() -> None:
         "send it as a bearer token",
     ],
 )
-def test_words_that_say_what_to_send_are_left_whole(text: str) -> None:
+def test_words_about_credentials_are_not_masked(text: str) -> None:
     redacted = redact(text)
     assert redacted == text or redacted == text.replace("token=...)", f"token={MASK}")
 

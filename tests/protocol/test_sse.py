@@ -48,7 +48,7 @@ def test_an_id_counts_once_its_event_has_ended() -> None:
         ([b":", b" h", b"i\n\n", b"d", b"ata: x\n", b"\n"], [True, True, True, False, False, True]),
     ],
 )
-def test_comments_are_told_from_data(pieces: list[bytes], only_comments: list[bool]) -> None:
+def test_comments_are_not_data(pieces: list[bytes], only_comments: list[bool]) -> None:
     reader = EventReader()
     assert [(reader.feed(piece), reader.only_comments)[1] for piece in pieces] == only_comments
 

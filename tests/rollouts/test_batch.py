@@ -361,14 +361,14 @@ def test_what_fails_for_all_is_tried_again_by_one(store: Store) -> None:
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("parallel", [1, 2, 5])
-def test_what_is_there_after_a_while_keeps_nobody_out(store: Store, parallel: int) -> None:
+def test_a_dependency_that_recovers_keeps_the_breaker_closed(store: Store, parallel: int) -> None:
     result = run(looped(store, [], closed=parallel + 1, n=6, parallel=parallel, retries=3))
     balances(result, store)
     assert result.summary()["outcomes"] == {"ok": 6}
 
 
 @pytest.mark.usefixtures("hasty")
-def test_an_engine_that_is_not_there_is_told_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_reported_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     result = run(batch(store, n=5, sandbox="docker", retries=1))
     balances(result, store)

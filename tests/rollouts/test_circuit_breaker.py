@@ -28,14 +28,14 @@ def test_the_others_wait_until_the_retries_have_ended() -> None:
     asyncio.run(act())
 
 
-def test_nobody_retries_what_is_known_to_be_down() -> None:
+def test_an_open_breaker_stops_retries() -> None:
     breaker = CircuitBreaker()
     breaker.claim_retry()
     breaker.decide(FAILED)
     assert not breaker.claim_retry()
 
 
-def test_after_one_success_a_failure_stops_nobody() -> None:
+def test_after_one_success_a_failure_does_not_open_the_breaker() -> None:
     breaker = CircuitBreaker()
     breaker.claim_retry()
     breaker.record_success()

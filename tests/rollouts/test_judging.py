@@ -57,7 +57,7 @@ def test_who_stopped_it_decides_first(
     assert (ending and ending.outcome) == outcome
 
 
-def test_a_timeout_tells_what_was_refused() -> None:
+def test_a_timeout_names_refused_requests() -> None:
     use = ModelUse(Blame(None, "the endpoint refused 2 of 3 requests"))
     ending = judge_stop(use, abort_reason=None, timed_out=True)
     assert ending == (Outcome.TIMEOUT, "the agent did not finish in time; the endpoint refused 2 of 3 requests")

@@ -99,7 +99,7 @@ def test_endpoint_budgets_and_deadlines_may_change(store: Store, changed: dict[s
     assert batch(store, resume="b-one", **changed).records[0].rollout_id == first.rollout_id
 
 
-def test_a_batch_that_nobody_knows_is_refused_with_those_that_are(store: Store) -> None:
+def test_an_unknown_batch_is_refused_with_the_known_ones(store: Store) -> None:
     batch(store, batch_id="b-one")
     with pytest.raises(ConfigError, match="no batch 'b-noe'") as caught:
         batch(store, resume="b-noe")

@@ -182,7 +182,7 @@ def test_a_program_that_is_not_there_blames_the_agent(store: Store) -> None:
     assert "no-such-program" in (record.error or "")
 
 
-def test_an_exit_code_blames_nobody(store: Store) -> None:
+def test_an_exit_code_alone_is_no_failure(store: Store) -> None:
     record = rolled(store, shell(f"{SOLVE}; exit 3"))
     assert (record.outcome, record.reward, record.exit_code) == (Outcome.OK, 1.0, 3)
 
@@ -195,7 +195,7 @@ def test_an_endpoint_that_is_not_there_blames_the_model(store: Store) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_an_endpoint_that_lets_nobody_in_blames_the_model(store: Store, status: int) -> None:
+def test_an_endpoint_that_refuses_the_key_blames_the_model(store: Store, status: int) -> None:
     script = {**SOLVES, "faults": [{"status": status, "message": f"never {status}", "times": 99}]}
     record, _ = run(spoken(store, script))
     assert (record.outcome, record.reward) == (Outcome.MODEL, None)

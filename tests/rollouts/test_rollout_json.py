@@ -33,7 +33,7 @@ CALL = Call(
 )
 
 
-def test_a_line_tells_how_it_went_without_its_logs() -> None:
+def test_a_line_has_the_outcome_without_its_logs() -> None:
     line = summarize(RECORD)
     assert tuple(line) == SUMMARY
     assert (line["outcome"], line["reward"], line["wall_s"], line["trainable"]) == ("timeout", 0.0, 2.5, True)
@@ -50,7 +50,7 @@ def test_everything_is_plain_json() -> None:
     assert whole["scores"] == scores
 
 
-def test_a_call_tells_whether_and_why_not_to_train_on_it() -> None:
+def test_a_call_says_whether_it_is_trainable_and_why_not() -> None:
     visible = call_to_json(CALL)
     assert (visible["ok"], visible["trainable"], visible["untrainable_because"]) == (True, True, None)
     assert (visible["timing"]["seconds"], visible["timing"]["seconds_to_first_token"]) == (1.0, 0.25)

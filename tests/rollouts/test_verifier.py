@@ -67,7 +67,7 @@ def test_a_reward_is_read_after_the_tests_whatever_their_exit_code() -> None:
     assert verdict("echo 0.5 > ~user/logs/verifier/reward.txt").reward.value == 0.5
 
 
-def test_tests_that_were_killed_said_nothing() -> None:
+def test_killed_tests_give_no_reward() -> None:
     result = verdict("echo 1 > /logs/verifier/reward.txt; kill -9 $$")
     assert (result.reward.value, result.exit_code) == (None, 137)
 

@@ -74,7 +74,7 @@ def test_certificates_are_needed_where_they_are_asked_for(tmp_path: Path, monkey
         find_address("tcp://engine.example")
 
 
-def test_no_container_runtime_is_said_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_container_runtime_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
     with pytest.raises(SandboxError, match="no container runtime answers") as caught:
         asyncio.run(open_sandbox("docker", SPEC))
@@ -103,9 +103,7 @@ def test_a_container_runtime_that_is_too_old_is_refused(tmp_path: Path, monkeypa
     run(tmp_path, monkeypatch, act, version="1.24")
 
 
-def test_what_the_container_runtime_refuses_is_told_in_its_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_of_the_container_runtime_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(_: FakeContainerRuntime) -> None:
         async with ContainerApi() as api:
             with pytest.raises(ContainerApiError, match="No such container: containers/none/start") as caught:
@@ -118,7 +116,9 @@ def test_what_the_container_runtime_refuses_is_told_in_its_words(
     run(tmp_path, monkeypatch, act)
 
 
-def test_a_missing_image_is_pulled_and_a_failed_pull_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_image_is_pulled_and_a_failed_pull_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(fake: FakeContainerRuntime) -> None:
         async with ContainerApi() as api:
             await api.pull_image("registry.example:5000/some/image")
@@ -233,7 +233,7 @@ def test_mounts_go_into_volumes_where_the_container_runtime_is_elsewhere(
     run(tmp_path, monkeypatch, act)
 
 
-def test_an_image_without_python_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_without_python_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PADDOCK_DOCKER_IMAGE", "no-python:1")
 
     async def act(fake: FakeContainerRuntime) -> None:

@@ -101,7 +101,7 @@ def test_an_image_of_the_engine_comes_before_our_own(image: Image, run: Any) -> 
     run(act)
 
 
-def test_what_nobody_has_is_the_fault_of_the_task(image: Image, run: Any) -> None:
+def test_an_image_that_cannot_be_pulled_is_a_task_error(image: Image, run: Any) -> None:
     async def act(fake: FakeContainerRuntime) -> None:
         with pytest.raises(ImageError, match="pull access denied"):
             await DockerImages().get("private/image:1")

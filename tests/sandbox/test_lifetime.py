@@ -143,7 +143,7 @@ def test_a_sandbox_ends_with_its_owner_although_a_forked_process_holds_the_conne
 
 @needs_bwrap
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_somebody_without_rights_has_sandboxes_too() -> None:
+def test_an_unprivileged_user_can_open_sandboxes() -> None:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     options = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/", "env": {"PYTHONPATH": path}}
     probe = subprocess.run(
@@ -192,7 +192,7 @@ def test_an_orphan_is_ended_only_if_it_is_the_same_process(backend: str) -> None
             end_orphan(int(pid_text), int(started_text), paths)
 
 
-def test_a_start_time_tells_processes_apart() -> None:
+def test_a_start_time_distinguishes_processes() -> None:
     assert process_start_time(os.getpid()) == process_start_time(os.getpid())
     assert process_start_time(1) != process_start_time(os.getpid())
     assert process_start_time(2**22 + 5) is None

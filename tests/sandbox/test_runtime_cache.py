@@ -45,7 +45,7 @@ def test_a_folder_that_was_deleted_is_made_again(tmp_path: Path) -> None:
     assert (tmp_path / "made" / "content").exists()
 
 
-def test_a_folder_goes_when_nobody_used_it_for_long(tmp_path: Path) -> None:
+def test_an_unused_folder_is_removed_after_a_while(tmp_path: Path) -> None:
     folder = tmp_path / "made"
     with subprocess.Popen(
         [sys.executable, "-c", USER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -8,7 +8,7 @@ from paddock.scale import cluster
 from paddock.scale.cluster import Resources, parse_resources
 
 
-def test_resources_in_rays_words() -> None:
+def test_resources_are_translated_for_ray() -> None:
     plain = Resources()
     assert plain.options() == {"num_cpus": 1.0}
     assert plain.bundle() == {"CPU": 1.0}

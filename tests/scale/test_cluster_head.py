@@ -93,7 +93,7 @@ async def test_a_block_that_is_cancelled_by_others_is_just_cancelled(head: Clust
         await working
 
 
-async def test_whoever_waits_hears_of_a_loss_and_of_a_return(head: ClusterHead) -> None:
+async def test_waiters_see_a_loss_and_a_return(head: ClusterHead) -> None:
     gone = asyncio.ensure_future(head.wait_for_change())
     await asyncio.sleep(0)
     head.record("there")
@@ -107,7 +107,7 @@ async def test_whoever_waits_hears_of_a_loss_and_of_a_return(head: ClusterHead) 
     await asyncio.wait_for(back, 5)
 
 
-async def test_a_call_that_does_not_return_keeps_nobody() -> None:
+async def test_a_call_that_does_not_return_blocks_no_other() -> None:
     release = threading.Event()
     with pytest.raises(TimeoutError):
         await call_ray(release.wait, 0.05)

@@ -142,7 +142,7 @@ def test_a_session_over_mcp_stays_at_its_host() -> None:
         assert http("DELETE", "/mcp", mcp_session_id=token).status == 204
 
 
-def test_a_session_nobody_knows_is_refused_as_by_one_server() -> None:
+def test_an_unknown_session_is_refused_as_by_one_server() -> None:
     with Together(1, 1) as there:
         answer = there.socket("/ws?session_id=nobody").receive()
         assert answer["data"]["code"] == "SESSION_ERROR"
@@ -211,7 +211,7 @@ def test_a_lost_host_ends_its_sessions_at_once_and_a_reset_begins_anew(two: Toge
         assert one.step({"amount": 1}).observation["total"] == 1
 
 
-def test_a_plain_client_is_told_why_its_socket_ends() -> None:
+def test_a_plain_client_gets_the_reason_why_its_socket_ends() -> None:
     with Together(2, 1) as there:
         socket = there.socket()
         socket.ask({"type": "reset"})
@@ -299,7 +299,7 @@ def test_sessions_go_on_over_the_death_of_the_gateway() -> None:
         assert there.http()("GET", "/health").json["sessions"] == 1
 
 
-def test_somebody_without_the_secret_is_no_host() -> None:
+def test_a_host_needs_the_secret() -> None:
     with Together(1, 1) as there:
         stranger = HostHere(5, 9, [there.gateways[0].control_address], None, Predictable)
         stranger.reporter._secret = "guessed"

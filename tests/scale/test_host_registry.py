@@ -53,7 +53,7 @@ def test_capacity_and_sessions_are_summed(clock: FakeClock) -> None:
     assert (registry.capacity, registry.in_use()) == (8, 3)
 
 
-def test_a_retired_host_takes_nobody_and_counts_no_more(clock: FakeClock) -> None:
+def test_a_retired_host_gets_no_sessions_and_is_not_counted(clock: FakeClock) -> None:
     registry = registry_of(clock, 4, 1)
     registry.retire(frozenset([host_key(0, "00000000")]))
     assert registry.capacity == 4

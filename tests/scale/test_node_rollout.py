@@ -86,7 +86,7 @@ def test_sandboxes_are_noted_on_the_node(tmp_path: Path) -> None:
         assert [entry.sandbox_id for entry in here.open_sandboxes()] == ["sb-1"]
 
 
-def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert node_folder().stat().st_mode & 0o777 == 0o700
     node_folder().rmdir()

@@ -156,7 +156,7 @@ def test_those_that_wait_are_submitted_again_without_a_lost_node() -> None:
     run(begin())
 
 
-def test_a_batch_that_nobody_has_room_for_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_without_room_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paddock.scale.placement.WATCH_SECONDS", 0.01)
 
     async def begin() -> None:

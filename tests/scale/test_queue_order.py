@@ -43,7 +43,7 @@ def test_the_first_in_the_whole_line_have_the_free_slots(clock: FakeClock) -> No
     assert order.is_turn(0, 1)
 
 
-def test_who_leaves_is_before_nobody(clock: FakeClock) -> None:
+def test_a_client_that_leaves_is_ahead_of_no_other(clock: FakeClock) -> None:
     order = QueueOrder(clock)
     there = order.add_peer("gateway")
     order.update_peer(there, [1, 2, 3], [])
@@ -149,7 +149,7 @@ def test_who_waits_is_served_in_the_order_of_arrival_at_all_gateways(gateways: i
     assert order == list(range(12))
 
 
-def test_the_place_told_is_the_place_in_the_whole_line() -> None:
+def test_the_reported_place_is_the_one_in_the_whole_queue() -> None:
     with Together(1, 1, gateways=2) as there:
         free = full(there)
         sockets = []
@@ -238,7 +238,7 @@ def free_at(there: Together, number: int, free: Any) -> None:
     free()
 
 
-def test_a_gateway_that_starts_anew_lets_nobody_pass() -> None:
+def test_a_restarted_gateway_keeps_the_queue_order() -> None:
     with Together(1, 1, gateways=2) as there:
         free = full(there)
         first = queued(there, 0)
@@ -302,7 +302,7 @@ def test_a_silent_gateway_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         there.loop.call_soon_threadsafe(writer.close)
 
 
-def test_a_line_of_thousands_is_told_to_a_gateway_that_comes_later() -> None:
+def test_a_late_gateway_gets_the_whole_queue() -> None:
     with Together(1, 1, gateways=2) as there:
         first = there.gateways[0].gateway.registry
         there.loop.call_soon_threadsafe(lambda: [first.queue.add(first.new_ticket()) for _ in range(7000)])
@@ -312,7 +312,7 @@ def test_a_line_of_thousands_is_told_to_a_gateway_that_comes_later() -> None:
         wait_until(lambda: there.gateways[1].gateway.waiting() == 7000)
 
 
-def test_nobody_without_the_secret_is_a_gateway() -> None:
+def test_a_gateway_needs_the_secret() -> None:
     async def intrude(there: Together) -> bytes:
         reader, writer = await asyncio.open_connection(*there.gateways[0].control_address)
         writer.write(b'{"secret": "guessed", "gateway": "mine"}\n{"joined": [1]}\n')

@@ -22,7 +22,7 @@ def test_frames_are_followed_however_they_are_cut(sizes: list[int], piece: int) 
 
 
 @pytest.mark.parametrize("word", [text_frame(b"hello"), Frame(Opcode.PING, b"").serialize(mask=False)])
-def test_a_goodbye_is_told_from_other_frames(word: bytes) -> None:
+def test_a_close_frame_is_recognized(word: bytes) -> None:
     frames = FrameTracker()
     frames.feed(word)
     assert not frames.closed

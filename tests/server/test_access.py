@@ -75,7 +75,7 @@ def test_the_token_is_not_shown() -> None:
 @pytest.mark.parametrize(
     "host", ["localhost", "localhost:8000", "127.0.0.1:8000", "127.1.2.3", "[::1]:8000", "LOCALHOST"]
 )
-def test_our_own_names_are_ours(host: str) -> None:
+def test_names_of_this_machine_are_accepted(host: str) -> None:
     check_browser(Access(), headers(host=host))
 
 
@@ -168,7 +168,7 @@ def test_the_token_opens_every_door(serve: Serve) -> None:
     assert server.socket("/mcp", Authorization=GOOD).ask(call)["result"] == {}
 
 
-def test_health_is_open_but_tells_strangers_little(serve_fast: Serve) -> None:
+def test_health_is_open_but_short_without_the_token(serve_fast: Serve) -> None:
     http = serve_fast(Kit, access=LOCKED).http()
     assert http("GET", "/health").json.keys() == {"status"}
     assert "sessions" in http("GET", "/health", authorization=GOOD).json

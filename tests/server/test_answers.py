@@ -60,7 +60,9 @@ class InlineDifficult(Difficult):
 @pytest.mark.parametrize("kind", [Difficult, InlineDifficult])
 @pytest.mark.parametrize("number", [None, 7])
 @pytest.mark.parametrize("value", ["unspeakable", "no text", "doubtful"])
-def test_what_can_hardly_be_told_is_told(serve: Serve, kind: Any, value: str, number: int | None) -> None:
+def test_an_observation_that_is_hard_to_encode_is_sent(
+    serve: Serve, kind: Any, value: str, number: int | None
+) -> None:
     with_number = {} if number is None else {"id": number}
     ws = serve(kind).socket()
     answer = ws.ask({"type": "step", "data": {"value": value}, **with_number})

@@ -95,7 +95,7 @@ def test_every_end_frees_the_session_and_its_place(serve_fast: Serve, end: str, 
 
 
 @ENVIRONMENTS
-def test_one_whose_session_goes_on_elsewhere_is_told(serve_fast: Serve, kind: Any) -> None:
+def test_a_replaced_connection_gets_the_reason(serve_fast: Serve, kind: Any) -> None:
     server = serve_fast(kind)
     other, ws = stepping(server), server.raw(headers="Session-Resume: new\r\n")
     assert [total(ask(ws)) for _ in range(3)] == [1, 2, 3]
@@ -131,7 +131,7 @@ def test_a_client_that_is_dropped_for_its_silence_leaves_nothing(serve_fast: Ser
     assert not server.service.sockets
 
 
-def test_a_drain_tells_everybody(serve_fast: Serve, lives: list[Watched]) -> None:
+def test_a_drain_notifies_every_client(serve_fast: Serve, lives: list[Watched]) -> None:
     server = serve_fast(InlineAdder, max_sessions=40)
     sockets = [stepping(server) for _ in range(40)]
     server.server.should_exit = True
@@ -215,7 +215,7 @@ def test_a_deadline_holds(serve_fast: Serve) -> None:
     assert ws.step(value=2)["data"]["observation"]["value"] == 2
 
 
-def test_an_error_is_told_and_the_next_step_works(serve_fast: Serve) -> None:
+def test_an_error_is_sent_and_the_next_step_works(serve_fast: Serve) -> None:
     server = serve_fast(Scripted)
     ws = server.socket()
     for number in range(5):
@@ -283,7 +283,7 @@ def test_the_rest_of_a_frame_is_never_taken_for_a_whole_one(serve_fast: Serve, l
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["with others", "alone"])
-def test_a_step_that_hangs_slows_nobody_else(serve_fast: Serve, together: bool) -> None:
+def test_a_hanging_step_delays_no_other_session(serve_fast: Serve, together: bool) -> None:
     server = serve_fast(Scripted)
     plain = '{"type":"step","data":{}}'
     hanging = server.raw()

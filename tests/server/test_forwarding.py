@@ -65,7 +65,7 @@ def test_odd_requests_are_answered_as_by_one_worker(
 
 
 @pytest.mark.parametrize("path", [b"/metrics", b"/sessions"])
-def test_what_all_workers_tell_does_not_depend_on_headers(path: bytes, worker_server: StartServer) -> None:
+def test_combined_answers_do_not_depend_on_headers(path: bytes, worker_server: StartServer) -> None:
     assert raw_status(worker_server().port, path, b"Authorization: Bearer caf\xe9") == 200
 
 

@@ -72,7 +72,7 @@ def test_two_episodes_are_strangers(serve_fast: Serve) -> None:
     assert http("GET", "/state", session_id=second).json["total"] == 0
 
 
-def test_a_session_nobody_knows_is_not_found(serve_fast: Serve) -> None:
+def test_an_unknown_session_is_not_found(serve_fast: Serve) -> None:
     http = serve_fast(Adder).http()
     answer = http("POST", "/step", {"action": {"amount": 1}}, session_id="nope")
     assert answer.status == 404
@@ -172,7 +172,7 @@ def test_instances_that_may_not_overlap_do_not(serve_fast: Serve, lives: list[Wa
         thread.join()
 
 
-def test_a_session_for_one_call_is_handed_to_nobody(serve_fast: Serve) -> None:
+def test_a_session_for_one_call_is_not_shared(serve_fast: Serve) -> None:
     http = serve_fast(Alone, max_sessions=1).http()
     for method, path, body in (("POST", "/step", {"action": {"amount": 1}}), ("GET", "/state", None)):
         answer = http(method, path, body)
@@ -476,7 +476,7 @@ def test_health_answers_while_something_slow_runs(serve_fast: Serve, make: Any, 
 # -- what the server says -------------------------------------------------------------------------
 
 
-def test_health_tells_sessions_and_capacity(serve_fast: Serve) -> None:
+def test_health_has_sessions_and_capacity(serve_fast: Serve) -> None:
     server = serve_fast(Adder, max_sessions=3)
     server.socket().step(amount=1)
     health = server.health()

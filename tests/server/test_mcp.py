@@ -55,7 +55,7 @@ def test_tools_are_listed_without_a_session(serve_fast: Serve, lives: list[Watch
     assert lives == []
 
 
-def test_a_call_without_a_session_stands_alone(serve_fast: Serve, lives: list[Watched]) -> None:
+def test_a_call_without_a_session_has_its_own(serve_fast: Serve, lives: list[Watched]) -> None:
     http = serve_fast(Kit).http()
     for _ in range(2):
         assert http.rpc("tools/call", call("add", amount=2))["result"]["data"] == 2
@@ -112,7 +112,7 @@ def test_the_data_of_an_error_names_it(serve_fast: Serve, params: Any, told: dic
     assert {key: error["data"].get(key) for key in told} == told
 
 
-def test_the_data_of_an_error_tells_a_deadline_and_what_comes_of_it(serve_fast: Serve) -> None:
+def test_the_data_of_an_error_names_the_deadline_and_its_effect(serve_fast: Serve) -> None:
     server = serve_fast(Kit, step_timeout=0.2)
     http = server.http()
     named = {"session_id": created(http)}
@@ -122,7 +122,7 @@ def test_the_data_of_an_error_tells_a_deadline_and_what_comes_of_it(serve_fast: 
     assert (busy["code"], busy["kind"]) == ("SESSION_ERROR", "busy")
 
 
-def test_the_data_of_an_error_tells_that_the_session_was_closed(serve_fast: Serve) -> None:
+def test_the_data_of_an_error_says_that_the_session_was_closed(serve_fast: Serve) -> None:
     server = serve_fast(AsyncKit)
     token = initialized(server.http())
     waiting = begin(server, rpc("tools/call", call("hang")), mcp_session_id=token)
@@ -441,7 +441,7 @@ def test_a_failing_tool_is_a_result_for_an_mcp_client(serve_fast: Serve) -> None
     assert http.rpc("tools/call", call("nope"), mcp_session_id=token)["error"]["code"] == -32602
 
 
-def test_an_unknown_revision_is_answered_with_one_of_ours(serve_fast: Serve) -> None:
+def test_an_unknown_revision_is_answered_with_a_known_one(serve_fast: Serve) -> None:
     http = serve_fast(Kit).http()
     answer = http.rpc("initialize", {**HELLO, "protocolVersion": "1999-01-01"})
     assert answer["result"]["protocolVersion"] == "2025-11-25"
@@ -616,7 +616,7 @@ def test_what_json_cannot_say_in_an_mcp_frame_is_answered(serve: Serve) -> None:
     assert answer["data"]["error"]["code"] == -32603
 
 
-def test_a_closed_session_tells_its_socket(serve: Serve, lives: list[Watched]) -> None:
+def test_a_closed_session_closes_its_socket(serve: Serve, lives: list[Watched]) -> None:
     server = serve(Kit)
     http = server.http()
     token = created(http)
@@ -668,7 +668,7 @@ def test_openenv_clients_find_all_their_keys(serve_fast: Serve) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
-def test_a_revision_that_nobody_knows_is_refused(serve_fast: Serve, method: str, lives: list[Watched]) -> None:
+def test_an_unknown_revision_is_refused(serve_fast: Serve, method: str, lives: list[Watched]) -> None:
     http = serve_fast(Echo).http()
     token = initialized(http)
     document = rpc("tools/call", call("echo_message", message="x"))
@@ -699,7 +699,7 @@ def test_an_unknown_method_is_not_found_in_the_stateless_revision(serve_fast: Se
 
 
 @pytest.mark.parametrize("method", ["ping", "tools/list"])
-def test_a_sign_of_life_keeps_the_session(serve_fast: Serve, method: str) -> None:
+def test_a_ping_keeps_the_session(serve_fast: Serve, method: str) -> None:
     server = serve_fast(Kit, session_timeout=0.6)
     http = server.http()
     token = initialized(http)
@@ -708,7 +708,7 @@ def test_a_sign_of_life_keeps_the_session(serve_fast: Serve, method: str) -> Non
         assert "result" in http.rpc(method, Mcp_Session_Id=token)
 
 
-def test_an_error_that_nobody_foresaw_is_an_answer(serve_fast: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_an_answer(serve_fast: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     http = serve_fast(Kit).http()
     monkeypatch.setattr("paddock.server.rpc.tools_of", lambda _: 1 / 0)
     assert http.rpc("tools/list")["error"] == {
@@ -729,7 +729,7 @@ def test_frames_before_the_session_are_bounded_in_bytes(serve: Serve) -> None:
 
 @pytest.mark.parametrize("make", [Adder, Kit])
 @pytest.mark.parametrize(("method", "params"), [("tools/list", {}), ("tools/call", {"name": "add"})])
-def test_an_unknown_session_is_told_with_tools_or_without(
+def test_an_unknown_session_is_an_error_with_tools_or_without(
     serve_fast: Serve, make: Any, method: str, params: dict[str, Any]
 ) -> None:
     answer = serve_fast(make).http().rpc(method, {**params, "session_id": "nobody"})

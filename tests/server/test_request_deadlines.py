@@ -137,7 +137,7 @@ def test_a_large_body_may_take_its_time(connect: Connect) -> None:
     assert body_of(connection) == b"200000"
 
 
-def test_a_server_that_reads_late_charges_nobody(connect: Connect) -> None:
+def test_time_before_a_late_read_does_not_count(connect: Connect) -> None:
     connection = connect()
     connection.sendall(HEAD.replace(b"/", b"/slow", 1) + b"content-length: 500000\r\n\r\n" + b"a" * 500_000)
     assert body_of(connection) == b"500000"

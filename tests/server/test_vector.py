@@ -214,7 +214,7 @@ def test_a_running_step_is_cancelled_by_its_number(serve: Serve, lives: list[Wat
     assert reply["data"]["code"] == "STEP_CANCELLED"
 
 
-def test_a_slow_session_delays_nobody(serve: Serve, lives: list[Watched]) -> None:
+def test_a_slow_session_delays_no_other(serve: Serve, lives: list[Watched]) -> None:
     ws = serve(Scripted).socket("/ws?vector")
     opened(ws, "a", "b")
     (reply,) = answers(ws, [step("a", 1, hang=True), step("b", 1, value=2)], count=1)

@@ -55,7 +55,7 @@ serve(Echo, port=0, workers=2, announce=lambda _: None)
 """
 
 
-def test_a_worker_that_stands_still_does_not_keep_the_server_from_ending() -> None:
+def test_a_stopped_worker_does_not_keep_the_server_from_ending() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", STANDS_STILL], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as server:

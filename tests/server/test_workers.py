@@ -176,7 +176,7 @@ def test_who_leaves_takes_its_call_back_from_another_worker(worker_server: Start
 
 
 @pytest.mark.parametrize(("way", "status"), [("step", 410), ("header", 404), ("parameter", 200)])
-def test_a_worker_that_dies_in_a_call_is_told_of(worker_server: StartServer, way: str, status: int) -> None:
+def test_a_worker_that_dies_during_a_call_is_reported(worker_server: StartServer, way: str, status: int) -> None:
     server = worker_server()
     token = server.http().rpc("openenv/session/create")["result"]["session_id"]
     named = {"name": "add", "arguments": {"amount": 1}, "session_id": token}
@@ -210,7 +210,7 @@ def test_a_long_answer_of_another_worker_is_one_stream(worker_server: StartServe
     assert [json.loads(event.removeprefix("data: "))["result"]["data"] for event in events] == ["done"]
 
 
-def test_metrics_tell_of_every_worker(worker_server: StartServer) -> None:
+def test_metrics_include_every_worker(worker_server: StartServer) -> None:
     server = worker_server(capacity=32)
     processes: list[int] = []
     while len(set(processes)) < 2:  # The kernel chooses the worker of each connection.

@@ -51,7 +51,7 @@ def test_an_episode(serve: Serve) -> None:
     assert state == {"type": "state", "data": {"episode_id": "mine", "step_count": 2, "total": 10}}
 
 
-def test_a_stock_client_is_told_nothing_it_did_not_ask_for(serve: Serve) -> None:
+def test_a_stock_client_gets_no_extra_fields(serve: Serve) -> None:
     ws = serve(Counter).socket()
     assert ws.token is None
     with pytest.raises(TimeoutError):
@@ -350,7 +350,7 @@ def test_fragments_over_the_limit_end_the_connection_with_1009(serve: Serve) -> 
 # -- what an environment does ---------------------------------------------------------------------
 
 
-def test_an_exception_is_told_without_its_secrets_and_logged_whole(serve: Serve, caplog: Any) -> None:
+def test_an_exception_is_sent_masked_and_logged_whole(serve: Serve, caplog: Any) -> None:
     ws = serve(Scripted).socket()
     answer = ws.step(fail="cannot log in with password=hunter2")
     assert answer["data"]["code"] == "EXECUTION_ERROR"
@@ -405,7 +405,7 @@ def test_an_async_reset_that_lacks_an_argument_is_answered(serve: Serve) -> None
     assert ws.ask({"type": "reset", "data": {"level": 2}})["data"]["observation"]["value"] == 2
 
 
-def test_a_factory_that_fails_is_told_and_the_slot_stays_free(serve: Serve) -> None:
+def test_a_failing_factory_is_reported_and_frees_the_slot(serve: Serve) -> None:
     class Broken(Adder):
         def __init__(self) -> None:
             raise RuntimeError("no database")
@@ -422,7 +422,7 @@ def test_a_factory_that_fails_is_told_and_the_slot_stays_free(serve: Serve) -> N
 
 
 @pytest.mark.parametrize("path", ["/ws", "/mcp"])
-def test_whoever_gets_no_session_is_told(serve_fast: Serve, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_client_gets_the_reason(serve_fast: Serve, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve_fast(Kit)
 
     async def broken(*_: Any, **__: Any) -> None:
@@ -525,7 +525,7 @@ def test_newcomers_wait_in_line_when_the_server_says_so(serve: Serve) -> None:
     assert second.receive()["data"]["observation"]["total"] == 1
 
 
-def test_a_client_may_wish_to_wait_and_hears_its_place(serve: Serve) -> None:
+def test_a_client_may_wait_in_the_queue_and_gets_its_place(serve: Serve) -> None:
     server = serve(Adder, max_sessions=1)
     first = server.raw()
     first.send(STEP)
@@ -607,7 +607,7 @@ def test_a_hung_sync_step_holds_no_slot_when_its_client_drops(serve: Serve, live
 
 
 @pytest.mark.parametrize("make", [Scripted, AsyncScripted])
-def test_close_is_heard_during_a_step(serve: Serve, lives: list[Watched], make: Any) -> None:
+def test_close_is_handled_during_a_step(serve: Serve, lives: list[Watched], make: Any) -> None:
     server = serve(make, max_sessions=1)
     ws = server.socket()
     ws.send({"type": "step", "data": {"hang": True}})
@@ -647,7 +647,7 @@ def test_every_step_has_the_servers_deadline(serve: Serve, lives: list[Watched])
     lives[0].release.set()
 
 
-def test_a_hung_session_hinders_nobody(serve: Serve, lives: list[Watched]) -> None:
+def test_a_hung_session_delays_no_other(serve: Serve, lives: list[Watched]) -> None:
     server = serve(Scripted, threads=1)
     hung, free = server.socket(), server.socket()
     hung.send({"type": "step", "data": {"hang": True}})
@@ -771,7 +771,7 @@ def test_a_step_that_ran_while_its_client_was_away_is_not_run_again(serve: Serve
     assert (lives[0].steps, lives[0].cancelled) == (1, 0)
 
 
-def test_a_token_nobody_knows_is_refused(serve: Serve) -> None:
+def test_an_unknown_token_is_refused(serve: Serve) -> None:
     ws = serve(Adder).socket(Session_Resume="00000000-0000-4000-8000-000000000000")
     refused = ws.receive()["data"]
     assert (refused["code"], refused["kind"]) == ("SESSION_ERROR", "not_found")
@@ -844,7 +844,7 @@ def test_a_running_step_is_answered_before_the_server_goes(serve_fast: Serve, li
     assert [life.closes for life in lives] == [1, 1]
 
 
-def test_an_idle_socket_is_told_that_the_server_goes(serve: Serve) -> None:
+def test_an_idle_socket_is_notified_of_a_shutdown(serve: Serve) -> None:
     server = serve(Adder)
     ws = server.socket()
     ws.step(amount=1)

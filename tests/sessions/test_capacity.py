@@ -78,7 +78,7 @@ async def test_the_queue_is_first_come_first_served(harness: Any) -> None:
     assert queue[2].places == [3, 2, 1]
 
 
-async def test_a_place_is_told_only_when_it_changes(harness: Any) -> None:
+async def test_a_place_is_sent_only_when_it_changes(harness: Any) -> None:
     one = harness(Adder, max_sessions=1)
     await one.manager.open(Origin.SOCKET)
     first = Place(one, 60)
@@ -170,7 +170,7 @@ async def test_who_leaves_just_as_the_slot_comes_lets_the_next_in(harness: Any) 
 
 
 @pytest.mark.parametrize("origin", [Origin.SOCKET, Origin.CREATED, Origin.MCP])
-async def test_a_session_that_nobody_dropped_does_not_give_way(harness: Any, origin: Origin) -> None:
+async def test_a_connected_session_is_not_evicted(harness: Any, origin: Origin) -> None:
     one = harness(Adder, max_sessions=1)
     session = await one.manager.open(origin)
     await one.dispatch.execute(session, Reset())
@@ -251,7 +251,7 @@ async def test_the_session_dropped_first_gives_way_first(harness: Any) -> None:
     assert [session.closed for session in sessions] == [True, False]
 
 
-async def test_a_session_does_not_give_way_to_nobody(harness: Any) -> None:
+async def test_a_session_is_evicted_only_for_a_waiting_client(harness: Any) -> None:
     one = harness(Adder, max_sessions=2)
     session, connection = await one.manager.open(Origin.SOCKET), _Connection()
     session.attach(connection)
@@ -273,7 +273,7 @@ async def test_a_dropped_session_gives_way_to_the_queue(harness: Any) -> None:
     assert session.closed
 
 
-async def test_an_http_episode_that_nobody_went_on_with_gives_way_at_once(harness: Any) -> None:
+async def test_an_http_episode_that_was_not_continued_is_evicted_at_once(harness: Any) -> None:
     one = harness(Adder, max_sessions=1)
     tentative = await one.manager.open(Origin.HTTP)
     await one.dispatch.execute(tentative, Reset())

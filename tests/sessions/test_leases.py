@@ -12,7 +12,7 @@ def test_a_lease_is_used_once() -> None:
 
 
 @pytest.mark.parametrize("lease", [None, "", "000-00000000-0123"])
-def test_nobody_gets_in_with_a_lease_that_was_not_given(lease: str | None) -> None:
+def test_an_unknown_lease_is_refused(lease: str | None) -> None:
     leases = Leases()
     leases.grant("", now=0.0)
     assert not leases.redeem(lease)

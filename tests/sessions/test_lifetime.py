@@ -152,7 +152,7 @@ async def test_a_session_that_was_resumed_is_kept(harness: Any) -> None:
     assert not session.closed
 
 
-async def test_an_http_episode_that_nobody_goes_on_with_is_reaped_early(harness: Any) -> None:
+async def test_an_http_episode_that_is_not_continued_is_reaped_early(harness: Any) -> None:
     one = harness(Adder, resume_window=60)
     tentative, real = await one.manager.open(Origin.HTTP), await one.manager.open(Origin.HTTP)
     real.was_continued = True
@@ -163,7 +163,7 @@ async def test_an_http_episode_that_nobody_goes_on_with_is_reaped_early(harness:
 # -- closing --------------------------------------------------------------------------------------
 
 
-async def test_a_closed_session_tells_its_connection(harness: Any) -> None:
+async def test_a_closed_session_notifies_its_connection(harness: Any) -> None:
     one = harness(Adder)
     session, connection = await one.manager.open(Origin.SOCKET), Connection()
     session.attach(connection)
@@ -278,7 +278,7 @@ async def test_a_slow_close_does_not_hold_the_loop(harness: Any) -> None:
     assert time.monotonic() - started < 0.1
 
 
-async def test_a_build_that_nobody_waits_for_any_more_is_closed(harness: Any, lives: list[Watched]) -> None:
+async def test_a_build_without_a_waiting_client_is_closed(harness: Any, lives: list[Watched]) -> None:
     class Slow(Adder):
         def __init__(self) -> None:
             time.sleep(0.1)

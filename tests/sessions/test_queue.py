@@ -59,7 +59,7 @@ async def test_one_connection_cannot_fill_the_queue() -> None:
     await leave([*waiting, other, again])
 
 
-async def test_places_are_told_seldom_however_often_they_change() -> None:
+async def test_places_are_sent_at_a_limited_rate() -> None:
     slots, reply = full(), list[int]()
     waiting = [asyncio.create_task(slots.wait(60)) for _ in range(200)]
     await settled()

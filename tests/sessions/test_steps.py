@@ -213,7 +213,7 @@ async def test_the_next_request_waits_for_a_cancelled_thread_step(harness: Any, 
     assert (await one.execute(session, Step(Script(value=2)))).value == 2
 
 
-async def test_a_slow_state_has_a_deadline_and_blocks_nobody(harness: Any, lives: list[Watched]) -> None:
+async def test_a_slow_state_has_a_deadline_and_blocks_no_other_session(harness: Any, lives: list[Watched]) -> None:
     class SlowState(Adder):
         @property
         def state(self) -> Any:
@@ -310,7 +310,7 @@ async def test_a_dict_will_do_for_an_observation(harness: Any) -> None:
     assert (await one.execute(session, Step(Add(amount=1)))) == {"total": 3, "done": True}
 
 
-async def test_reset_arguments_that_nobody_knows_are_passed_by(harness: Any) -> None:
+async def test_unknown_reset_arguments_are_dropped(harness: Any) -> None:
     one = harness(Adder)
     session = await one.manager.open(Origin.SOCKET)
     arguments = {
@@ -325,7 +325,7 @@ async def test_reset_arguments_that_nobody_knows_are_passed_by(harness: Any) -> 
     assert (await one.execute(session, Reset(arguments))).total == 3
 
 
-async def test_reset_arguments_go_to_whoever_takes_them_all(harness: Any) -> None:
+async def test_a_reset_with_keywords_gets_all_arguments(harness: Any) -> None:
     class Greedy(Adder):
         def reset(self, **given: Any) -> Any:
             return Did(value=sorted(given))
@@ -508,7 +508,7 @@ async def test_a_session_with_a_thread_of_its_own_never_leaves_it(harness: Any, 
 
 
 @pytest.mark.parametrize("make", [Affine, OneThread])
-async def test_a_build_that_nobody_wants_is_closed_on_its_own_thread(
+async def test_an_abandoned_build_is_closed_on_its_own_thread(
     harness: Any, lives: list[Watched], make: type[Affine]
 ) -> None:
     class Slow(make):  # type: ignore[misc, valid-type]
@@ -647,7 +647,7 @@ async def test_a_plain_tool_beside_async_ones_that_hangs_is_counted_and_keeps_ot
     assert (one.manager.statistics().hung, lives[0].steps) == (0, 1)
 
 
-async def test_an_error_of_another_session_is_told_as_a_failure_of_the_environment(harness: Any) -> None:
+async def test_an_error_of_another_session_is_a_failure_of_the_environment(harness: Any) -> None:
     class Nested(Adder):
         def step(self, action: Add) -> Total:
             raise SessionNotFound("Unknown session_id: inner, token=abcdef")

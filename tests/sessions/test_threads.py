@@ -130,7 +130,7 @@ async def test_a_job_handed_in_after_closing_is_still_done(pool_of: MakePool) ->
     assert await asyncio.wait_for(threads.call(lambda: "late"), 2) == "late"
 
 
-async def test_cancelling_a_call_does_not_disturb_the_next(pool_of: MakePool) -> None:
+async def test_cancelling_a_call_does_not_affect_the_next(pool_of: MakePool) -> None:
     threads, release = pool_of(1), threading.Event()
     call = asyncio.create_task(threads.call(lambda: release.wait(5)))
     await asyncio.sleep(0.02)

@@ -196,7 +196,7 @@ def test_an_edit_in_the_middle_of_a_long_prompt_costs_only_the_edit(store: Store
     assert store.calls("r-one")[9].prompt_token_ids == prompt
 
 
-def test_ids_that_share_some_of_their_bytes_are_told_apart(store: Store) -> None:
+def test_ids_that_share_some_of_their_bytes_are_distinguished(store: Store) -> None:
     store.begin(RolloutRecord("r-one", "task"))
     prompts = [[7, 1, 9], [7, 257, 9], [7, 257, 265], [7, 2**24 + 1, 9], [7, 1], [263, 1]]
     for number, prompt in enumerate(prompts):

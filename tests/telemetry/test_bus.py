@@ -9,7 +9,7 @@ CONTEXT = TaskContext("notes", "v1", "t-1", "tool_use")
 ERROR = McpToolError(context=CONTEXT, step_count=2, max_steps=9, tool_name="add", error_message='a "b"\n')
 
 
-def test_every_sink_hears_every_event_until_it_leaves() -> None:
+def test_every_sink_gets_every_event_until_it_unsubscribes() -> None:
     bus, first, second = Bus(), [], []  # type: ignore[var-annotated]
     leave = bus.subscribe(first.append)
     bus.subscribe(second.append)
@@ -19,7 +19,7 @@ def test_every_sink_hears_every_event_until_it_leaves() -> None:
     assert (len(first), len(second)) == (1, 2)
 
 
-def test_a_sink_that_raises_is_counted_and_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_raises_is_counted_and_affects_no_other(caplog: pytest.LogCaptureFixture) -> None:
     def broken(event: Any) -> None:
         raise OSError("full")
 

@@ -3,7 +3,7 @@ import pytest
 from paddock.testing import FakeClock
 
 
-def test_time_passes_only_when_told() -> None:
+def test_time_passes_only_when_advanced() -> None:
     clock = FakeClock(start=5.0)
     assert (clock(), clock()) == (5.0, 5.0)
     clock.advance(2.5)

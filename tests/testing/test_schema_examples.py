@@ -125,7 +125,7 @@ def test_a_number_lies_inside_open_bounds(low: float, room: float) -> None:
         },
     ],
 )
-def test_what_cannot_be_made_up_is_said(schema: dict[str, Any]) -> None:
+def test_a_schema_without_an_example_is_reported(schema: dict[str, Any]) -> None:
     with pytest.raises(NoExample):
         example(schema)
 

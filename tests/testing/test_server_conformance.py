@@ -47,12 +47,12 @@ def test_a_token_is_sent_along() -> None:
             examined(url)
 
 
-def test_nobody_there_is_no_server() -> None:
+def test_a_refused_connection_is_no_server() -> None:
     with pytest.raises(ConnectFailed, match="cannot reach"):
         examined("http://127.0.0.1:9")
 
 
-def test_a_server_keeps_no_session_of_ours() -> None:
+def test_the_suite_leaves_no_session_on_the_server() -> None:
     with serving("counter", "--max-sessions", "2") as url:
         examined(url)
         health = asyncio.run(server_subject.ServerSubject(url).get("/health")).document

@@ -28,7 +28,7 @@ def echo(self: Any, name: str, arguments: dict[str, Any]) -> Any:
     return name, arguments
 
 
-def test_what_must_be_given_stands_first_and_the_rest_has_defaults() -> None:
+def test_required_arguments_come_first_and_the_others_have_defaults() -> None:
     signature = inspect.signature(make_method(SEARCH, echo))
     assert list(signature.parameters) == ["self", "from_", "limit", "kind", "tags"]
     assert signature.parameters["from_"].default is inspect.Parameter.empty
@@ -47,7 +47,7 @@ def test_types_are_those_of_the_schema() -> None:
     }
 
 
-def test_the_docstring_tells_of_every_argument_in_a_line() -> None:
+def test_the_docstring_has_a_line_for_every_argument() -> None:
     lines = (make_method(SEARCH, echo).__doc__ or "").splitlines()
     assert lines[:3] == ["Find files.", "", "Args:"]
     assert "    from_: Where to begin." in lines

@@ -17,7 +17,7 @@ SECRETS = ("/web/api/about", "/web/api/rollouts", "/web/api/live", "/web/api/ser
 
 @pytest.mark.parametrize("path", SECRETS)
 @pytest.mark.parametrize("sent", ["", "Bearer wrong", f"Basic {TOKEN}", "Bearer"])
-def test_nobody_comes_in_without_the_token(path: str, sent: str, stranger: Browser) -> None:
+def test_every_page_needs_the_token(path: str, sent: str, stranger: Browser) -> None:
     answer = stranger.get(path, authorization=sent)
     assert answer.status == 401
     assert answer.json()["error"]["hint"]

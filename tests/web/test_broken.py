@@ -61,7 +61,7 @@ def test_the_command_says_what_is_wrong_and_ends(
 
 @breaks
 @pytest.mark.parametrize("path", ["rollouts", "groups", "rollouts/{id}"])
-def test_the_page_is_told_what_is_wrong(
+def test_the_page_gets_the_reason(
     tmp_path: Path, spoil: Callable[[Path], None], message: str, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = unpack(tmp_path) / "store.db"

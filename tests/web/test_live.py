@@ -89,7 +89,7 @@ def test_a_rollout_is_followed_to_its_end(writer: Store, watcher: Browser) -> No
     asyncio.run(follow())
 
 
-def test_who_knows_the_beginning_is_told_the_rest(writer: Store, watcher: Browser) -> None:
+def test_a_listener_gets_only_what_is_new(writer: Store, watcher: Browser) -> None:
     async def follow() -> None:
         begun(writer)
         for stage in ("sandbox", "setup", "agent"):
@@ -134,7 +134,7 @@ def test_the_table_is_followed(writer: Store, watcher: Browser) -> None:
     asyncio.run(follow())
 
 
-def test_nobody_watches_while_nobody_listens(writer: Store, watcher: Browser) -> None:
+def test_the_store_is_not_polled_without_listeners(writer: Store, watcher: Browser) -> None:
     async def follow() -> None:
         begun(writer)
         changes = watcher.app.state.page.watcher

@@ -184,7 +184,7 @@ def test_transcripts_come_in_pages(browser: Browser, ids: dict[str, str]) -> Non
     assert [item["seq"] for item in whole] == [*range(len(whole))]
 
 
-def test_each_message_is_told_once(browser: Browser, ids: dict[str, str]) -> None:
+def test_each_message_is_sent_once(browser: Browser, ids: dict[str, str]) -> None:
     items = [
         item for item in transcript(browser, ids["retry"]) if item["kind"] != "note" and item["label"] != "retried"
     ]
@@ -241,7 +241,7 @@ def test_only_raster_images_are_images(browser: Browser, ids: dict[str, str]) ->
     assert "svg" in hidden[0]
 
 
-def test_a_hostile_text_is_told_as_it_is(browser: Browser, ids: dict[str, str]) -> None:
+def test_a_hostile_text_is_sent_unchanged(browser: Browser, ids: dict[str, str]) -> None:
     items = transcript(browser, ids["hostile"])
     assert any("<script>" in item.get("text", "") and item["kind"] == "tool_result" for item in items)
     assert any("<script>" in item.get("text", "") and item.get("sampled") for item in items)
@@ -266,7 +266,7 @@ def test_files_are_read_from_the_sealed_folder(browser: Browser, ids: dict[str, 
 
 
 @needs_bwrap
-def test_changes_are_told_against_the_files_of_any_task(tmp_path: Path) -> None:
+def test_changes_are_shown_against_the_files_of_any_task(tmp_path: Path) -> None:
     files = {name: f"{name}\n".encode() for name in ("kept.txt", "edited.txt", "lost.txt", "below/kept.txt")}
     agent = shell("echo more >> edited.txt; rm lost.txt; echo 42 > answer.txt")
     with Store.open(tmp_path) as store:

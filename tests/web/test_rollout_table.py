@@ -16,7 +16,7 @@ def summaries(store: Store) -> list[dict[str, Any]]:
     return [summarize(record) for record in store.list()]
 
 
-def test_about_tells_what_there_is(browser: Browser) -> None:
+def test_about_lists_what_there_is(browser: Browser) -> None:
     about = browser.api("about")
     assert about["parts"] == {"rollouts": True, "play": False, "server": False, "fleet": False}
     assert about["environment"] is None

@@ -52,7 +52,7 @@ def test_the_file_has_all_answers(browser: Browser, ids: dict[str, str]) -> None
     assert answers["about"]["store"] is None
 
 
-def test_hostile_words_stay_words(browser: Browser, ids: dict[str, str]) -> None:
+def test_hostile_text_stays_text(browser: Browser, ids: dict[str, str]) -> None:
     page = file_of(browser, ids["hostile"])
     assert page.count("<script") == page.count("</script>") == 2
     assert "onerror=" not in page.replace("\\u003c", "").split("paddock-data")[0]

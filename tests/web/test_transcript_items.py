@@ -29,7 +29,7 @@ def test_odd_messages_break_nothing(message: dict[str, Any]) -> None:
         assert item["kind"] in ("message", "thinking", "tool_call", "tool_result", "image", "note")
 
 
-def test_parts_are_told_in_their_order() -> None:
+def test_parts_are_sent_in_their_order() -> None:
     content = [
         {"type": "text", "text": "look"},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}},

@@ -118,7 +118,7 @@ def test_force_is_seen(more: dict[str, Any], forced: str | None) -> None:
     assert constraint is None if forced is None else constraint is not None and constraint.startswith(forced)
 
 
-def test_sampling_is_told_under_its_other_names() -> None:
+def test_sampling_parameters_are_translated() -> None:
     more = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "stop_sequences": ["x"], "stream": True}
     made = chat(USER, **more, thinking={"type": "disabled"}, metadata={"user_id": "u"})
     assert made == {
@@ -190,7 +190,7 @@ def test_arguments_that_are_no_object_go_round_unchanged(arguments: str) -> None
     assert reply["tool_calls"][0]["function"]["arguments"] == arguments
 
 
-def test_a_stream_tells_one_block_after_the_other() -> None:
+def test_a_stream_sends_one_block_after_the_other() -> None:
     writer = make_writer("anthropic", {"stream": True})
     first = {"index": 0, "id": "c1", "function": {"name": "bash", "arguments": ""}}
     pieces = [
@@ -218,7 +218,7 @@ def test_a_stream_tells_one_block_after_the_other() -> None:
     assert written_events[-2][1]["usage"]["output_tokens"] == 2
 
 
-def test_an_overflow_is_told_in_the_known_words() -> None:
+def test_an_overflow_has_the_text_that_the_program_recognizes() -> None:
     fault = ErrorReply(400, "maximum context length is 100 tokens, you have 2,000", code="context_length_exceeded")
     parsed = json.loads(Anthropic().error_body(fault))
     assert parsed["error"] == {

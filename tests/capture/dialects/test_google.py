@@ -159,7 +159,7 @@ def test_force_is_seen(more: dict[str, Any], forced: str | None) -> None:
     assert constraint is None if forced is None else constraint is not None and constraint.startswith(forced)
 
 
-def test_sampling_is_told_under_its_other_names() -> None:
+def test_sampling_parameters_are_translated() -> None:
     config = {"temperature": 0.5, "topP": 0.9, "topK": 3, "maxOutputTokens": 9, "stopSequences": ["x"], "seed": 1}
     made = chat(USER, generationConfig={**config, "thinkingConfig": {"thinkingBudget": 0}})
     del made["messages"]

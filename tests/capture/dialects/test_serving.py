@@ -51,7 +51,7 @@ def test_a_key_may_be_shown_in_four_ways(dialect: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", CLIENTS)
-def test_a_request_is_kept_as_it_was_sent_and_told_in_chat_form(dialect: str) -> None:
+def test_a_request_is_stored_as_sent_and_shown_in_chat_form(dialect: str) -> None:
     async def body() -> None:
         async with replay_proxy(SCRIPT) as proxy:
             subject = proxy.subject(dialect)
@@ -71,7 +71,7 @@ def test_a_request_is_kept_as_it_was_sent_and_told_in_chat_form(dialect: str) ->
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", CLIENTS)
-def test_an_endpoint_that_stumbles_is_asked_again_unseen(dialect: str, stream: bool) -> None:
+def test_a_transient_failure_is_retried_without_the_agent_noticing(dialect: str, stream: bool) -> None:
     async def body() -> None:
         for fault in ({"status": 500}, {"close": True}, {"cut_after": 0}, {"malformed": True}):
             async with replay_proxy(faulty(**fault, times=2)) as proxy:
@@ -135,7 +135,7 @@ def test_an_endpoint_that_stays_broken_is_a_final_refusal(dialect: str, stream: 
     run(body())
 
 
-def test_codex_hears_of_an_overflow_inside_a_stream() -> None:
+def test_codex_gets_an_overflow_inside_a_stream() -> None:
     async def body() -> None:
         async with replay_proxy(SCRIPT) as proxy:
             subject = proxy.subject("responses")
@@ -178,7 +178,7 @@ def heard_events(dialect: str, text: str) -> list[tuple[str, dict[str, Any]]]:
     return written_events
 
 
-def test_a_failure_after_a_sign_of_life_is_told_in_the_stream() -> None:
+def test_a_failure_after_a_keep_alive_is_sent_in_the_stream() -> None:
     async def body() -> None:
         for dialect in CLIENTS:
             async with replay_proxy(

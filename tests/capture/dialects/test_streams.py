@@ -95,7 +95,7 @@ def test_a_reply_that_comes_back_is_unchanged(dialect: str, message: dict[str, A
 
 
 @pytest.mark.parametrize("dialect", BLOCK_DIALECTS)
-def test_a_call_whose_name_comes_late_or_never_is_told(dialect: str) -> None:
+def test_a_call_whose_name_comes_late_or_never_is_sent(dialect: str) -> None:
     for name in ("bash", None):
         writer = make_writer(dialect, {"stream": True})
         pieces = [{"index": 0, "function": {"arguments": '{"a":'}}, {"index": 0, "function": {"arguments": "1}"}}]
@@ -109,7 +109,7 @@ def test_a_call_whose_name_comes_late_or_never_is_told(dialect: str) -> None:
         assert [(each.name, each.arguments) for each in reply.calls] == [(name or "call", {"a": 1})]
 
 
-def test_other_choices_are_not_told() -> None:
+def test_other_choices_are_left_out() -> None:
     writer = make_writer("anthropic", {"stream": True})
     out = writer.write_chunk(b"", {"choices": [{"index": 1, "delta": {"content": "other"}}]}, changed=True)
     assert b"other" not in out

@@ -136,7 +136,7 @@ def test_a_server_that_asks_in_the_middle_is_answered() -> None:
         ([], McpProtocolError),
     ],
 )
-def test_answers_that_make_no_sense_are_said_so(body: Any, error: type[Exception]) -> None:
+def test_invalid_answers_are_errors(body: Any, error: type[Exception]) -> None:
     async def odd(request: web.Request, call: Any) -> web.StreamResponse:
         return web.json_response(body)
 
@@ -159,7 +159,7 @@ def test_arguments_of_any_size_are_sent_and_impossible_ones_are_not() -> None:
     assert against(same, work)["structuredContent"] == {"number": 2**100, "text": "\ud800"}
 
 
-def test_nobody_there_means_it_did_not_run() -> None:
+def test_a_refused_connection_means_that_the_call_did_not_run() -> None:
     async def main() -> None:
         with pytest.raises(McpUnreachable):
             await McpClient(McpHttpTransport("http://127.0.0.1:1/mcp", "key")).list_tools()

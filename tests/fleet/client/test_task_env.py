@@ -103,7 +103,7 @@ def test_an_environment_that_is_garbage_collected_abandons_its_episode() -> None
         settled(plane, heard)
 
 
-def test_closing_grades_what_nobody_finished() -> None:
+def test_closing_grades_an_unfinished_episode() -> None:
     heard = Heard()
 
     async def main(plane: LabPlane) -> float | None:

@@ -78,7 +78,7 @@ def test_a_call_goes_to_the_endpoint_that_has_the_tool_even_unlisted() -> None:
         on(plane, work)
 
 
-def test_a_tool_that_nobody_has_is_a_value_error_with_the_names() -> None:
+def test_an_unknown_tool_is_a_value_error_with_the_names() -> None:
     async def work(tools: FleetMCPTools) -> None:
         with pytest.raises(UnknownTool, match="add, fail, put, show"):
             await tools.call_tool("nope", {})

@@ -23,7 +23,7 @@ def test_arguments_are_read(given: Any, arguments: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("given", ['{"word": ', "[1]", "null", "3", '"text"'])
-def test_arguments_that_are_no_object_are_a_problem_that_is_told(given: str) -> None:
+def test_arguments_that_are_no_object_are_reported_to_the_model(given: str) -> None:
     wanted = RequestedToolCall.read(call(given), 0)
     assert wanted.problem is not None
     assert "say" in wanted.problem

@@ -48,7 +48,7 @@ def test_rewards_add_up_and_the_environment_ends_the_episode(tmp_path: Path) -> 
     assert (record.outcome, record.reward, record.calls) == (Outcome.OK, 0.75, 2)
 
 
-def test_wrong_arguments_are_told_to_the_model(tmp_path: Path) -> None:
+def test_the_model_gets_an_error_for_wrong_arguments(tmp_path: Path) -> None:
     record = rolled(tmp_path, EnvironmentSession(Notes, "Note."), {"tool": "add_note"}, {"text": "Done."})
     assert record.outcome is Outcome.OK
     assert "title" in record.transcript[3]["content"]
@@ -67,14 +67,14 @@ def test_what_the_environment_shows_first_is_part_of_the_prompt(tmp_path: Path) 
     assert record.metadata["reset"] == {"seed": 3}
 
 
-def test_a_wrong_action_is_told_by_its_field(tmp_path: Path) -> None:
+def test_the_model_gets_the_field_of_a_wrong_action(tmp_path: Path) -> None:
     script = ({"tool": "act", "arguments": {"amount": -1}}, {"text": "Done."})
     record = rolled(tmp_path, EnvironmentSession(Counter, "Count."), *script)
     assert (record.outcome, record.reward) == (Outcome.OK, None)
     assert record.transcript[3]["content"].startswith("Error: amount: Input should be greater than or equal to 0")
 
 
-def test_a_tool_result_is_told_as_its_content(tmp_path: Path) -> None:
+def test_the_model_gets_the_content_of_a_tool_result(tmp_path: Path) -> None:
     record = rolled(
         tmp_path, EnvironmentSession(Safe, "Open."), {"tool": "turn", "arguments": {"number": 1}}, {"text": "."}
     )

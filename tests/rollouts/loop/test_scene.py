@@ -31,7 +31,7 @@ def rolled(folder: Path, scene: FakeSession, *script: dict[str, Any], **options:
     return record
 
 
-def test_the_model_is_told_what_its_call_came_to(tmp_path: Path) -> None:
+def test_the_model_gets_the_result_of_its_call(tmp_path: Path) -> None:
     scene = FakeSession()
     record, server, store = run(played(tmp_path, scene, turns(SAYS, DONE)))
     with closing(store):
@@ -81,7 +81,7 @@ def test_several_calls_in_one_answer_are_done_in_their_order(tmp_path: Path) -> 
     assert [message["tool_call_id"] for message in reply] == request
 
 
-def test_an_unknown_tool_is_told_to_the_model(tmp_path: Path) -> None:
+def test_the_model_gets_an_error_for_an_unknown_tool(tmp_path: Path) -> None:
     scene = FakeSession()
     record = rolled(tmp_path, scene, {"tool": "fly"}, DONE)
     assert (record.outcome, scene.called) == (Outcome.OK, [])

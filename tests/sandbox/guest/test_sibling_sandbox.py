@@ -175,7 +175,7 @@ def test_a_backend_without_it_says_so(backend: str) -> None:
     assert "--sandbox bwrap" in done.stderr.decode()
 
 
-def test_a_command_ends_when_nobody_reads_its_output() -> None:
+def test_a_command_ends_when_its_output_is_closed() -> None:
     for option in ("", "--max-output 999999999"):
         assert run(f"paddock-run {option} yes | head -1; exit ${{PIPESTATUS[0]}}").exit_code == 141
 

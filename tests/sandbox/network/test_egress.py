@@ -343,7 +343,7 @@ async def test_what_would_allow_a_refused_connection_is_named() -> None:
     assert "--network" not in later
 
 
-async def test_the_proxy_itself_tells_what_was_refused() -> None:
+async def test_the_proxy_names_what_was_refused() -> None:
     async with serving(NO_NETWORK) as (_, port):
         await ask(port, connect("a.example"))
         answer = (await ask(port, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")).decode()

@@ -36,7 +36,7 @@ async def writer() -> BatchWriter:
 
 
 @pytest.mark.anyio
-async def test_the_only_connection_waits_for_nobody() -> None:
+async def test_a_single_connection_is_not_batched() -> None:
     wire, writer = Wire(), BatchWriter(["one"])
     writer.put(wire, b"1")  # type: ignore[arg-type]
     assert wire.sent == [b"1"]

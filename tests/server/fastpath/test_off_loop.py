@@ -66,7 +66,7 @@ def test_answers_keep_the_order_of_their_requests_on_every_connection(serve: Ser
     assert server.service.manager.statistics().running == 0
 
 
-def test_the_session_knows_of_an_answer_before_anybody_asks_about_it(serve_fast: Serve) -> None:
+def test_the_session_records_an_answer_before_the_next_request(serve_fast: Serve) -> None:
     server = serve_fast(Adder)
     ws = server.socket("/ws", session_resume="new")
     for number in range(1, 30):

@@ -47,7 +47,7 @@ async def test_short_jobs_of_one_turn_share_a_thread() -> None:
     threads.close()
 
 
-async def test_what_nobody_waits_for_is_found_by_the_next_look() -> None:
+async def test_an_unawaited_answer_is_delivered_by_the_next_check() -> None:
     class Quiet(FunctionJob, SelfAnsweringJob):
         def is_awaited(self) -> bool:
             return False
@@ -276,7 +276,7 @@ async def test_threads_end_when_closed_and_still_do_what_comes_late() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-async def test_a_thread_that_cannot_be_started_is_told(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thread_that_cannot_be_started_is_reported(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = team(size)
 
     def refuse(_: threading.Thread) -> None:

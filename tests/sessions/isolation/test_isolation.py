@@ -94,7 +94,7 @@ def test_a_crashed_session_gives_its_slot_to_a_newcomer(serve: Any) -> None:
             assert newcomer.reset(seed=2).observation["count"] == 2
 
 
-def test_exceptions_are_told_as_on_a_thread(serve: Any) -> None:
+def test_exceptions_are_reported_as_on_a_thread(serve: Any) -> None:
     isolated, threaded = serve(Fragile), serve(Fragile, app={"isolation": "thread"})
     messages = []
     for server in (isolated, threaded):
@@ -161,7 +161,7 @@ def test_tools_plain_and_async(serve: Any) -> None:
             client.call_tool("later", what="raise")
 
 
-def test_what_a_server_tells_of_a_class_is_the_same(serve: Any) -> None:
+def test_a_server_describes_the_class_in_the_same_way(serve: Any) -> None:
     isolated, threaded = serve(Fragile), serve(Fragile, app={"isolation": "thread"})
     for path in ("/schema", "/metadata"):
         assert isolated.http()("GET", path).json == threaded.http()("GET", path).json
@@ -194,7 +194,7 @@ def test_close_runs_in_the_child(serve: Any, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("what", "named"), [("raise", "ValueError: not that"), ("segfault", "SIGSEGV")])
-def test_a_constructor_that_breaks_is_told(
+def test_a_constructor_that_breaks_is_reported(
     serve: Any, monkeypatch: pytest.MonkeyPatch, what: str, named: str
 ) -> None:
     monkeypatch.setenv("FRAGILE_BUILD", what)

@@ -58,5 +58,5 @@ def test_credentials_are_not_shown() -> None:
         ("../set", None),
     ],
 )
-def test_names_of_datasets_are_told_from_paths(text: str, source: RegistrySource | None) -> None:
+def test_names_of_datasets_are_distinguished_from_paths(text: str, source: RegistrySource | None) -> None:
     assert parse_registry_name(text) == source

@@ -61,7 +61,7 @@ def test_a_list_of_commands_is_run_as_it_is_and_its_exit_code_is_printed(tmp_pat
     assert run(folder, ["echo one", "(exit 3)"])[-3:] == ["one", ">>>>> End Test Output", ">>>>> Test Exit Code: 3"]
 
 
-def test_a_test_patch_that_does_not_apply_is_said_in_the_log(tmp_path: Path) -> None:
+def test_a_test_patch_that_does_not_apply_is_logged(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     make_repository(folder, {"a_test.py": "other\n", "data.json": "{}\n"})
     assert run(folder, "true")[0] == ">>>>> Patch Apply Failed"

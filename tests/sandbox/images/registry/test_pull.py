@@ -199,7 +199,7 @@ async def test_broken_settings_are_named(
     assert caught.value.hint
 
 
-async def test_netrc_does_not_disturb_tokens(
+async def test_netrc_does_not_replace_tokens(
     registry: Registry, store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.login = "bearer"
