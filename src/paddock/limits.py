@@ -69,6 +69,11 @@ class Budget:
         _check_positive(self)
 
 
+ANSWER_SECONDS = 24 * 3600.0
+"""How long agents wait for an answer of the model, where this can be set. The proxy's own timeouts are shorter."""
+PAUSE_SHARE = 0.9
+"""The share of the time that an agent waits for an answer which may pass in a pause. The rest is for the answer."""
+LONGEST_PAUSE_SECONDS = ANSWER_SECONDS * PAUSE_SHARE
 STALL_SECONDS = 60.0
 """A model call that receives no byte for this long counts as stalled, unless the run's config says otherwise."""
 STALL_SHARE = 0.25

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from capture.scripted_model import ScriptedModel
+from paddock.capture.gate import CallGate
 from paddock.capture.proxy import Capture
 from paddock.capture.settings import CaptureSettings
 from paddock.capture.trace import Call
@@ -109,6 +110,7 @@ async def start_proxy(
     upstream: Upstream | None = None,
     classify: Any = None,
     secrets: tuple[str, ...] = (),
+    gate: CallGate | None = None,
     **changes: Any,
 ) -> AsyncIterator[ProxyUnderTest]:
     recorded: list[Call] = []
@@ -121,7 +123,13 @@ async def start_proxy(
     async with model, upstream or Upstream() as client, aiohttp.ClientSession() as session:
         endpoint = Endpoint(model.url, "real", api_key=KEY, engine=engine)
         capture = Capture(
-            endpoint, client, settings(**changes), on_call=on_call or record, classify=classify, secrets=secrets
+            endpoint,
+            client,
+            settings(**changes),
+            on_call=on_call or record,
+            classify=classify,
+            secrets=secrets,
+            gate=gate,
         )
         await capture.serve(sock)
         try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from paddock.errors import ConfigError, SandboxError
+from paddock.limits import ANSWER_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,6 +129,8 @@ class AgentBase(ABC):
     """Whether it stops on request; other programs are killed."""
     mcp_transports: ClassVar[tuple[McpTransport, ...]] = ()
     """How it can connect to the MCP servers of a task; empty if it cannot use any."""
+    answer_timeout: ClassVar[float] = ANSWER_SECONDS
+    """Seconds that the program waits for an answer of the model. A pause of a batch must be shorter."""
     supports_skills: ClassVar[bool] = False
     """Whether it offers the skills of a task to the model."""
     tools: ClassVar[AgentTools | None] = None

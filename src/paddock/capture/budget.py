@@ -10,6 +10,7 @@ from paddock.capture.trace import Role
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paddock.capture.paused_time import PausedTime
     from paddock.capture.settings import CaptureSettings
     from paddock.capture.trace import Call
 
@@ -27,14 +28,15 @@ STOP_MESSAGES = {
 
 
 class BudgetMeter:
-    """The spending of one rollout. `calls` is the growing list of its calls."""
+    """The spending of one rollout. `calls` is the growing list of its calls. Time in pauses is not spent."""
 
-    def __init__(self, settings: CaptureSettings, calls: Sequence[Call]) -> None:
+    def __init__(self, settings: CaptureSettings, calls: Sequence[Call], paused: PausedTime) -> None:
         self.exhausted: ExhaustedLimit | None = None
         """The limit that the agent was stopped at."""
         self._settings = settings
         self._budget = settings.budget
         self._calls = calls
+        self._paused = paused
         self._granted_tokens: dict[str, int] = {}
         """The most tokens that each call may sample."""
 
@@ -89,7 +91,9 @@ class BudgetMeter:
         return sum((call.role in SIDE_CALLS) is is_side and call.ok for call in self._calls)
 
     def _seconds_left(self) -> float | None:
-        return None if self._settings.deadline is None else max(0.0, self._settings.deadline - time.monotonic())
+        if self._settings.deadline is None:
+            return None
+        return max(0.0, self._settings.deadline - self._paused.working_time(time.monotonic()))
 
 
 def completion_tokens(call: Call) -> int:

@@ -18,7 +18,7 @@ class CallTimes:
 
     began: float = field(default_factory=time.monotonic)
     attempt_began: float | None = None
-    """When the last attempt began. None before the first, and during the pause after a failed one."""
+    """When the last attempt began. None before the first, and until the next one after it failed."""
     last_byte: float | None = None
     """When the last attempt received its last byte."""
     ended: float | None = None
@@ -31,7 +31,7 @@ class CallTimes:
     def record_byte(self) -> None:
         self.last_byte = time.monotonic()
 
-    def start_pause(self) -> None:
+    def end_attempt(self) -> None:
         """The attempt failed, and another one follows."""
         self.attempt_began = self.last_byte = None
 

@@ -16,6 +16,8 @@ import orjson
 from paddock.capture.call_summary import CallTimes
 from paddock.capture.completion import Completion
 from paddock.capture.errors import ErrorReply, UpstreamFailure
+from paddock.capture.gate import AttemptAborted, CallGate, GatedAttempt
+from paddock.capture.paused_time import PausedTime
 from paddock.capture.reply import AgentDisconnected
 from paddock.capture.tokenizer import PromptIds
 from paddock.capture.upstream import retry_pause
@@ -45,6 +47,7 @@ has retried already. The record of the call keeps the reason."""
 UNEXPECTED_FORM = (AttributeError, KeyError, TypeError, ValueError)
 """What reading a response of an unexpected form raises."""
 LAST_ERROR_SECONDS = 2.0
+CUT_OFF_BY_PAUSE = "a pause cut it off, and the call was asked again afterwards"
 PATH = "/chat/completions"
 
 
@@ -69,14 +72,17 @@ class Exchange:
     max_tokens: int
     """The most tokens that this call may sample."""
     ends_at: float
-    """When the call must have ended, on the event loop's clock."""
+    """When the call must have ended, on the event loop's clock. A pause moves it."""
+    gate: CallGate = field(default_factory=CallGate)
+    """Lets attempts through, unless the run is paused."""
+    paused: PausedTime = field(default_factory=PausedTime)
     failure: UpstreamFailure | None = None
     times: CallTimes = field(default_factory=CallTimes)
     _completion: Completion = field(init=False)
     _is_delivered: bool = False
     """The agent has the whole reply."""
-    _is_committed: bool = False
-    """The writer has got a part of the completion, so no other attempt can replace it."""
+    _attempt: GatedAttempt = field(default_factory=GatedAttempt)
+    _limit: asyncio.Timeout = field(init=False)
     _engine: InferenceEngine = field(init=False)
     _prompt_ids: PromptIds = field(init=False)
 
@@ -108,7 +114,7 @@ class Exchange:
 
     async def _run_until_timeout(self) -> None:
         try:
-            async with asyncio.timeout_at(self.ends_at):
+            async with asyncio.timeout_at(self.ends_at) as self._limit:
                 await self._attempt_until_answered()
         except TimeoutError:
             if self._is_delivered:
@@ -130,18 +136,28 @@ class Exchange:
     # -- attempts -----------------------------------------------------------------------------------
 
     async def _attempt_until_answered(self) -> None:
-        self._engine = await self.upstream.detect_engine(self.endpoint)
-        self.call.engine = self._engine.name
-        self.call.model = self.endpoint.name
         initial = self.upstream.compatibility(self.endpoint)
         compatibility, failures, adaptations = initial, 0, 0
+        held_since: float | None = None
         while True:
-            request = self._build_request(compatibility)
-            started = time.time()
             try:
-                await self._attempt(request)
+                await self._wait_while_paused(held_since)
             except UpstreamFailure as failure:
-                if self._is_committed:
+                return await self._send_error(failure)
+            held_since, started = time.monotonic(), time.time()
+            try:
+                async with self.gate.attempt() as self._attempt:
+                    await self._detect_engine()
+                    request = self._build_request(compatibility)
+                    await self._ask(request)
+            except AttemptAborted:
+                self._prompt_ids.cancel()
+                self._record_attempt(UpstreamFailure(CUT_OFF_BY_PAUSE), started)
+                self.times.end_attempt()
+                continue
+            except UpstreamFailure as failure:
+                held_since = None
+                if self._attempt.is_committed:
                     return await self._send_error(failure, invite_retry=True)
                 adapted = None
                 if adaptations < MAX_ADAPTATIONS and not failure.is_context_overflow:
@@ -159,13 +175,39 @@ class Exchange:
                 if not failure.retryable or failures >= self.settings.attempts or is_too_late:
                     return await self._send_error(failure)
                 self._record_attempt(failure, started)
-                self.times.start_pause()
+                self.times.end_attempt()
                 await asyncio.sleep(pause)
             else:
                 # Only a success proves that the dropped fields were the refused ones.
                 if compatibility != initial:
                     self.upstream.set_compatibility(self.endpoint, compatibility)
                 return None
+
+    async def _wait_while_paused(self, since: float | None) -> None:
+        """Wait until the gate is open. The call's time stands still, also for an attempt since `since` that a pause
+        cut off. Raises UpstreamFailure if the pause is longer than the agent waits for an answer."""
+        if since is None and not self.gate.is_paused:
+            return
+        since = time.monotonic() if since is None else since
+        seconds = self.settings.pause_timeout
+        self._limit.reschedule(None)
+        try:
+            with self.paused.hold(since):
+                async with asyncio.timeout(max(0.0, self.times.began + seconds - time.monotonic())):
+                    await self.gate.wait_open()
+        except TimeoutError:
+            problem = f"the model was paused for longer than {seconds:g} s"
+            raise UpstreamFailure(problem, retryable=False) from None
+        finally:
+            held = time.monotonic() - since
+            self.call.paused_seconds += held
+            self.ends_at += held
+            self._limit.reschedule(self.ends_at)
+
+    async def _detect_engine(self) -> None:
+        self._engine = await self.upstream.detect_engine(self.endpoint)
+        self.call.engine = self._engine.name
+        self.call.model = self.endpoint.name
 
     def _build_request(self, compatibility: Compatibility) -> UpstreamRequest:
         request = build_request(
@@ -182,7 +224,7 @@ class Exchange:
         self.call.logprobs_kind = self._engine.logprobs_kind
         return request
 
-    async def _attempt(self, request: UpstreamRequest) -> None:
+    async def _ask(self, request: UpstreamRequest) -> None:
         idle = self.settings.idle_timeout if request.is_stream else self.settings.unary_timeout
         self._reset_completion()
         if self._engine.fetch_prompt_ids is not None and self.settings.transparent:
@@ -252,8 +294,8 @@ class Exchange:
         return False
 
     async def _send_pending(self, pending: list[Chunk], *, done: bool) -> None:
+        await self._attempt.commit()
         is_finished = self._completion.finish_reason is not None
-        self._is_committed = True
         events = self._write(pending, end=done and is_finished)
         pending.clear()
         if events:
@@ -280,7 +322,7 @@ class Exchange:
             raise UpstreamFailure("the endpoint's answer holds no choice", status=response.status)
         self._read(document)
         self.call.first_token = time.time()
-        self._is_committed = True
+        await self._attempt.commit()
         wants_stream = bool(self.chat.get("stream"))
         try:
             body = self.writer.write_as_stream(document) if wants_stream else self.writer.write_document(document)
@@ -306,7 +348,7 @@ class Exchange:
         self.call.error = message = self.mask.text(failure.message)
         if invite_retry:
             error = ErrorReply(400, f"server error: {message}", "server_error", invites_retry=True)
-        elif failure.retryable or failure.status is None or self._is_committed:
+        elif failure.retryable or failure.status is None or self._attempt.is_committed:
             error = ErrorReply(400, FINAL_MESSAGE, "upstream_error")
         else:
             kind = failure.kind or "invalid_request_error"

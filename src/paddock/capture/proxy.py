@@ -11,7 +11,6 @@ import asyncio
 import hmac
 import time
 from collections import deque
-from dataclasses import asdict
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,9 @@ from paddock.capture.dialects import DIALECTS, DialectRouter
 from paddock.capture.dialects.base import JSON, text_completion
 from paddock.capture.errors import BadRequest, ErrorReply
 from paddock.capture.exchange import Exchange
+from paddock.capture.gate import CallGate
 from paddock.capture.masking import Mask
+from paddock.capture.paused_time import PausedTime
 from paddock.capture.recorded.answer import RecordedExchange
 from paddock.capture.recorder import CallRecorder, fingerprint_messages
 from paddock.capture.reply import HttpReply
@@ -79,14 +80,19 @@ class Capture:
         caller_finder: SocketOwnerFinder | None = None,
         no_finder_reason: str = NO_FINDER,
         replay: Replay | None = None,
+        gate: CallGate | None = None,
+        paused: PausedTime | None = None,
     ) -> None:
-        """`replay` answers the calls that it has a recorded answer for."""
+        """`replay` answers the calls that it has a recorded answer for. `gate` can hold back calls, and `paused`
+        collects the time for which they waited."""
         self.endpoint = endpoint
         self.settings = settings
         self.secret = "paddock-" + token_urlsafe(24)
         """The API key of the agent."""
         self.divergence: str | None = None
         """Why the recorded calls cannot be replayed further."""
+        self.paused = paused or PausedTime()
+        self._gate = gate or CallGate()
         self._replay = replay
         self._upstream = upstream
         self._classify = classify
@@ -95,7 +101,7 @@ class Capture:
         self._mask = Mask.of_endpoint(endpoint, (self.secret, *secrets))
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._recorder = CallRecorder(on_call, self._mask, self._add_log_line)
-        self._budget = BudgetMeter(settings, self._recorder.calls)
+        self._budget = BudgetMeter(settings, self._recorder.calls, self.paused)
         self._callers = self._make_callers(caller_finder, no_finder_reason)
         self._first_call = 0
         """The index of the first call of this step."""
@@ -131,15 +137,24 @@ class Capture:
 
     def summaries(self) -> list[CallSummary]:
         """What decides whether the endpoint is to blame in the current step, in the order the calls began.
+        Their times are those of `PausedTime.working_time`.
 
         Titles do not count, and neither do calls of other programs than the agent's: a tool may call what it likes,
         and disconnect."""
         return [self._summarize(call) for call in self.step_calls if decides_blame(call)]
 
     def _summarize(self, call: Call) -> CallSummary:
-        times = asdict(self._times[call.id])
-        error = None if call.error is None else self._mask.text(call.error)
-        return CallSummary(**times, error=error, unanswered=call.aborted)
+        times, clock = self._times[call.id], self.paused.working_time
+        return CallSummary(
+            began=clock(times.began),
+            attempt_began=None if times.attempt_began is None else clock(times.attempt_began),
+            last_byte=None if times.last_byte is None else clock(times.last_byte),
+            ended=None if times.ended is None else clock(times.ended),
+            streamed=times.streamed,
+            fault=times.fault,
+            error=None if call.error is None else self._mask.text(call.error),
+            unanswered=call.aborted,
+        )
 
     def log_tail(self, count: int = 4096) -> str:
         """The last `count` characters of the log."""
@@ -296,6 +311,8 @@ class Capture:
             headers={name: request.headers[name] for name in SESSION_HEADERS if name in request.headers},
             max_tokens=max_tokens,
             ends_at=asyncio.get_running_loop().time() + self._budget.seconds_for_call(),
+            gate=self._gate,
+            paused=self.paused,
         )
         return await self._finish_exchange(exchange, reply, labelled)
 

@@ -96,6 +96,8 @@ class Call:
     """Seconds since the epoch, as are `first_token` and `ended`."""
     first_token: float | None = None
     ended: float | None = None
+    paused_seconds: float = 0.0
+    """How long it waited for pauses to end, with the attempts that pauses cut off."""
 
     engine: str = "unknown"
     model: str = ""

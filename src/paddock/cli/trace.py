@@ -192,12 +192,13 @@ def print_record(record: RolloutRecord) -> None:
         "reward": reward,
         "verifier": ": ".join(str(record.verifier[key]) for key in ("mode", "reason") if record.verifier.get(key)),
         "stages": stages,
+        "pauses": f"{record.pauses['count']}, {record.pauses['seconds']:.1f} s" if record.pauses else "",
         "calls": f"{record.calls}, {record.trainable_calls} trainable; capture level {record.level}",
         "files": ", ".join(record.workdir_files[:LISTED_FILES]),
         "artifacts": ", ".join(str(file["path"]) for file in record.artifacts[:LISTED_FILES]),
     }
     for name, value in lines.items():
-        if value or name not in ("verifier", "artifacts"):
+        if value or name not in ("verifier", "artifacts", "pauses"):
             click.echo(f"{name + ':':<11}{value}")
     for step in record.steps:
         click.echo(f"step {step['name']}: {describe_step(step)}")

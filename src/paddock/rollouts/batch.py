@@ -13,6 +13,7 @@ import math
 import secrets
 import time
 from collections import defaultdict
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,10 @@ from paddock.store.outcome import Outcome
 from paddock.store.record import RolloutRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
+    from paddock.capture.gate import InFlight, PauseReport
+    from paddock.models.weight_version import Version
     from paddock.rollouts.context import RunContext
     from paddock.rollouts.scene import RemoteRun
     from paddock.tasks.task import Task
@@ -163,9 +166,46 @@ class Batch:
             running = [group.create_task(settle(member)) for member in self.members]
         return BatchResult(self.batch_id, [task.result() for task in running])
 
-    def set_weight_version(self, version: str | int | None) -> None:
+    def set_weight_version(self, version: Version) -> None:
         """The model has other weights from now on: calls that begin keep this version."""
         self.context.weights.set(version)
+
+    # -- pauses -------------------------------------------------------------------------------------
+
+    @property
+    def is_paused(self) -> bool:
+        return self.context.gate.is_paused
+
+    async def pause(self, in_flight: InFlight = "finish", timeout: float | None = None) -> PauseReport:
+        """Hold back model calls until `resume`, and wait until none is at the inference engine, at most `timeout`
+        seconds. Agents keep waiting for their answers, and no deadline counts the time.
+
+        Calls at the engine finish. With `abort`, those of which the agent has received nothing are cut off, and asked
+        again after `resume`. Pauses can be nested: each needs its own `resume`. Raises ConfigError on Ray."""
+        if self._make_remote is not None:
+            raise ConfigError("rollouts on other machines cannot be paused", hint="leave --engine out")
+        return await self.context.gate.pause(in_flight, timeout)
+
+    def resume(self, weight_version: Version = None) -> None:
+        """End a pause: set the weight version, unless it is None, then release the calls that wait."""
+        if weight_version is not None:
+            self.context.weights.set(weight_version)
+        self.context.gate.resume()
+
+    @asynccontextmanager
+    async def paused(
+        self, in_flight: InFlight = "finish", timeout: float | None = None, *, weight_version: Version = None
+    ) -> AsyncIterator[PauseReport]:
+        """A pause for the length of a block. The calls after it have the weight version, unless the block raises."""
+        report = await self.pause(in_flight, timeout)
+        try:
+            yield report
+        except BaseException:
+            self.resume()
+            raise
+        self.resume(weight_version)
+
+    # -- members ------------------------------------------------------------------------------------
 
     def _settled_members(self) -> dict[MemberKey, RolloutRecord]:
         """Members of an earlier run of this batch that need not be run again. Others continue where they ended.

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from paddock.config import NO_OPTION
 from paddock.errors import ConfigError
-from paddock.limits import WHOLE_ANSWER_FACTOR, Budget, RolloutTimeouts
+from paddock.limits import PAUSE_SHARE, WHOLE_ANSWER_FACTOR, Budget, RolloutTimeouts
 from paddock.sandbox.network.policy import NetworkPolicy
 from paddock.tasks.json_values import read_value, write_value
 from paddock.tasks.settings import VERIFIER_MODES, VerifierMode
@@ -132,6 +132,11 @@ class RunConfig:
 
     A stalled call is cut off and tried again. By default it is cut off after 300 s only."""
 
+    pause_timeout: float | None = field(default=None, metadata=NO_OPTION)
+    """Seconds after which a call that is paused has failed. Default: as long as the agent waits for answers.
+
+    Calls are paused by `Batch.pause`, for example while a trainer changes the weights."""
+
     # -- the batch ----------------------------------------------------------------------------------
 
     n: int = field(default=1, metadata={"flags": ("-n", "--repeat")})
@@ -176,7 +181,7 @@ class RunConfig:
             raise ConfigError(f"top_logprobs is {self.top_logprobs}", hint=f"give 0 to {MOST_TOP_LOGPROBS}")
         if self.temperature is not None and not 0 <= self.temperature < math.inf:
             raise ConfigError(f"temperature is {self.temperature}", hint="give 0 or more")
-        for name in ("agent_timeout", "stall_timeout", "context_tokens"):
+        for name in ("agent_timeout", "stall_timeout", "pause_timeout", "context_tokens"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} is {value}", hint="give a number above 0")
@@ -275,9 +280,10 @@ class RunConfig:
         return tuple(value for value in values if value)
 
     def capture_settings(
-        self, *, weights: Weights, call_timeout: float, deadline: float | None = None
+        self, *, weights: Weights, call_timeout: float, answer_timeout: float, deadline: float | None = None
     ) -> CaptureSettings:
-        """The settings of a rollout's capture; `deadline` is when its time is up, as `time.monotonic` counts."""
+        """The settings of a rollout's capture. `answer_timeout` is how long the agent waits for an answer, `deadline`
+        is when its time is up, as `time.monotonic` counts."""
         from paddock.capture.settings import CaptureSettings
 
         settings = CaptureSettings(
@@ -288,6 +294,7 @@ class RunConfig:
             top_logprobs=self.top_logprobs,
             weights=weights,
             call_timeout=call_timeout,
+            pause_timeout=self.pause_timeout or answer_timeout * PAUSE_SHARE,
             deadline=deadline,
         )
         if self.stall_timeout is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.agents import load_agent
 from paddock.agents.equipment import check_can_use
+from paddock.capture.gate import CallGate
 from paddock.capture.masking import Mask
 from paddock.capture.upstream import Upstream
 from paddock.errors import ConfigError
@@ -56,6 +57,8 @@ class RunContext:
     """Where the agent `loop` works. None: an agent program works in a sandbox."""
     weights: Weights = field(default_factory=Weights)
     """The weight version that is stored with a call if the inference engine reports none."""
+    gate: CallGate = field(default_factory=CallGate)
+    """Pauses the model calls of the run."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Strings that must appear in no record, beside the endpoint's own key."""
 
@@ -94,7 +97,7 @@ class RunContext:
             upstream,
             sessions,
             Weights.of(config.weight_version),
-            (*config.secrets, *secrets),
+            secrets=(*config.secrets, *secrets),
         )
 
     def make_scene(self, task: Task, timeouts: RolloutTimeouts, recorder: RolloutRecorder) -> Scene:

@@ -17,6 +17,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
+from paddock.capture.paused_time import AgentDeadline, PausedTime
 from paddock.capture.proxy import Capture
 from paddock.errors import (
     AgentError,
@@ -32,7 +33,7 @@ from paddock.limits import WHOLE_ANSWER_FACTOR, stall_seconds
 from paddock.rollouts.fork import make_replay, write_task
 from paddock.rollouts.judging import AgentTime, Ending, ModelUse, StallLimits, judge_calls, judge_stop
 from paddock.rollouts.recorder import LOG_BYTES, RolloutRecorder
-from paddock.rollouts.scene import INSTALL_STAGE, OPENING_STAGES, ModelAccess
+from paddock.rollouts.scene import AGENT_STAGE, INSTALL_STAGE, OPENING_STAGES, PAUSED_STAGE, ModelAccess
 from paddock.rollouts.step_log import StepLog
 from paddock.rollouts.steps import total_reward, whole_ending
 from paddock.shielded import run_shielded
@@ -97,6 +98,7 @@ class Rollout:
         self._capture: Capture | None = None
         self._fork = fork or context.config.fork
         self._replay: Replay | None = None
+        self._paused = PausedTime(self._report_pause)
         self._run_task: asyncio.Task[Any] | None = None
         """The asyncio task that runs `run`; None before it begins and while the outcome is written."""
 
@@ -194,7 +196,8 @@ class Rollout:
             capture.begin_step(step, port.caller_finder, port.no_finder_reason)
             try:
                 await capture.serve(port.listener)
-                timed_out = await scene.run_agent(ModelAccess(port.base_url, capture.secret), self._agent_seconds)
+                deadline = AgentDeadline(self._agent_began, self._agent_seconds, self._paused)
+                timed_out = await scene.run_agent(ModelAccess(port.base_url, capture.secret), deadline)
             finally:
                 self._agent_ended = time.monotonic()
                 await run_shielded(self._stop_agent(scene, capture))
@@ -205,6 +208,7 @@ class Rollout:
         settings = context.config.capture_settings(
             weights=context.weights,
             call_timeout=self._timeouts.model_call,
+            answer_timeout=context.agent.answer_timeout,
             deadline=self._agent_began + self._agent_seconds if scene.capture_deadline else None,
         )
         capture = Capture(
@@ -215,6 +219,8 @@ class Rollout:
             classify=context.agent.classify,
             secrets=context.secrets,
             replay=replay,
+            gate=context.gate,
+            paused=self._paused,
         )
         # From here on the agent's key is masked too.
         self.recorder.mask = context.mask(capture.secret)
@@ -250,10 +256,11 @@ class Rollout:
     def _model_use(self, *, timed_out: bool) -> ModelUse:
         """What the model calls say about the end. Called after the capture has stopped, so no call is in flight."""
         capture = self._opened_capture
-        ended = self._agent_began + self._agent_seconds if timed_out else self._agent_ended
+        began = self._paused.working_time(self._agent_began)
+        ended = began + self._agent_seconds if timed_out else self._paused.working_time(self._agent_ended)
         streamed = stall_seconds(self.context.config.stall_timeout, self._agent_seconds)
         limits = StallLimits(streamed, streamed * WHOLE_ANSWER_FACTOR)
-        blame = judge_calls(capture.summaries(), AgentTime(self._agent_began, ended, timed_out), limits)
+        blame = judge_calls(capture.summaries(), AgentTime(began, ended, timed_out), limits)
         return ModelUse(blame, exhausted=capture.exhausted, storage_error=capture.storage_error)
 
     async def _verify(self, scene: Scene, ending: Ending) -> tuple[Ending, Reward]:
@@ -334,6 +341,12 @@ class Rollout:
             record.fork = self._fork.describe()
         record.metadata = {**self.task.metadata, **record.metadata}
         record.started_at = time.time()
+
+    def _report_pause(self) -> None:
+        record, is_paused = self.record, self._paused.is_paused
+        record.pauses = self._paused.to_json()
+        record.stage = PAUSED_STAGE if is_paused else AGENT_STAGE
+        self.recorder.emit("pause", {**record.pauses, "is_paused": is_paused})
 
     async def _save_call(self, call: Call) -> None:
         await self.recorder.save_call(call, self.calls)

@@ -6,7 +6,6 @@ install → sandbox → setup → agent → verifier
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.agents.base import Agent, AgentExit, AgentRun, Assignment, Installed
 from paddock.capture.trace import Caller
 from paddock.errors import AgentError, RolloutError, SandboxError, TaskError, VerifierError
+from paddock.limits import LONGEST_PAUSE_SECONDS
 from paddock.rollouts.judging import Ending, judge_model, judge_sandbox
 from paddock.rollouts.recorder import LOG_BYTES
 from paddock.rollouts.sandboxes import EMPTY, archive, seal, stage_task
@@ -28,6 +28,7 @@ from paddock.tasks.requirements import find_warnings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paddock.capture.paused_time import AgentDeadline
     from paddock.capture.trace import Call
     from paddock.limits import RolloutTimeouts
     from paddock.rollouts.context import RunContext
@@ -50,6 +51,8 @@ NOT_FOUND = (126, 127)
 """Exit codes of a shell, and of the guest, for a program that could not be run."""
 ABORT_GRACE_SECONDS = 0.5
 """For an agent to write its last messages when a rollout is aborted."""
+LAST_MESSAGES_SECONDS = 10.0
+"""For an agent to end when its time is up."""
 SPARE_SECONDS = 5.0
 """Added to the deadline of the stage. So the sandbox's own deadline expires first, with a more exact error."""
 
@@ -132,8 +135,7 @@ class SandboxScene:
             f"the {self._config.sandbox} backend does not tell which process calls",
         )
 
-    async def run_agent(self, access: ModelAccess, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
+    async def run_agent(self, access: ModelAccess, deadline: AgentDeadline) -> bool:
         assignment = Assignment(
             instruction=self._opened.localize(self._task.instruction),
             base_url=access.base_url,
@@ -145,14 +147,14 @@ class SandboxScene:
         )
         async with self._recorder.stage(AGENT_STAGE, None, AgentError):
             try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + seconds):
+                async with deadline.limit():
                     report = self._recorder.emit_agent_event
                     self._program = await self._agent.start(self._opened, assignment, report)
             except TimeoutError:
                 self._exit = AgentExit(None, timed_out=True)
                 return True
             self._record.agent_session = self._program.session
-            self._exit = await self._program.wait(max(0.1, deadline - time.monotonic()))
+            self._exit = await wait_for_agent(self._program, deadline)
         return self._exit.timed_out
 
     def _localize(self, server: McpServer) -> McpServer:
@@ -237,3 +239,23 @@ class SandboxScene:
     def _opened(self) -> Sandbox:
         assert self._sandbox is not None, "open comes first"
         return self._sandbox
+
+
+async def wait_for_agent(program: AgentRun, deadline: AgentDeadline) -> AgentExit:
+    """How the program ended. When its time is up, it is asked to stop. A driver counts its timeout without pauses, so
+    it gets one that comes later."""
+    ending = asyncio.ensure_future(program.wait(deadline.seconds_left + LONGEST_PAUSE_SECONDS))
+    expiring = asyncio.ensure_future(deadline.wait())
+    try:
+        await asyncio.wait((ending, expiring), return_when=asyncio.FIRST_COMPLETED)
+        if ending.done():
+            return ending.result()
+        with suppress(TimeoutError, RolloutError):
+            async with asyncio.timeout(LAST_MESSAGES_SECONDS):
+                await program.abort()
+                return replace(await asyncio.shield(ending), exit_code=None, timed_out=True)
+        return AgentExit(None, timed_out=True)
+    finally:
+        ending.cancel()
+        expiring.cancel()
+        await asyncio.gather(ending, expiring, return_exceptions=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
+    from paddock.capture.paused_time import AgentDeadline
     from paddock.capture.trace import Call
     from paddock.rollouts.judging import Ending, ModelUse
     from paddock.rollouts.rollout import Rollout
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 AGENT_STAGE = "agent"
 """The stage in which the agent works. A rollout that gets here has reached every shared dependency."""
+PAUSED_STAGE = "paused"
+"""What a record has in place of the stage `agent` while a model call waits for the end of a pause."""
 INSTALL_STAGE = "install"
 """The stage in which the agent program is fetched. It is shared: if it fails, it fails for the whole batch."""
 OPENING_STAGES = ("sandbox", "provision")
@@ -80,7 +83,7 @@ class Scene(Protocol):
     async def open_model_port(self) -> ModelPort:
         """A socket that the agent can reach."""
 
-    async def run_agent(self, access: ModelAccess, seconds: float) -> bool:
+    async def run_agent(self, access: ModelAccess, deadline: AgentDeadline) -> bool:
         """Run the agent, in the stage `agent`. True if its time was up."""
 
     async def stop_agent(self, exhausted: str | None) -> None:

@@ -45,9 +45,13 @@ class RolloutRecord:
     started_at: float = 0.0
     finished_at: float | None = None
     stage: str = "queued"
-    """The current stage: queued, install, image, sandbox, setup, provision, tools, agent, verifier or done."""
+    """The current stage: queued, install, image, sandbox, setup, provision, tools, agent, verifier or done. `paused`
+    is the stage `agent` while a model call waits for the end of a pause."""
     stages: dict[str, float] = field(default_factory=dict)
     """Seconds spent in each stage."""
+    pauses: dict[str, Any] = field(default_factory=dict)
+    """How often its calls were paused (`count`), and for how long (`seconds`). Empty if none ever waited. This time
+    is a part of the stage `agent`, but no deadline counts it."""
 
     calls: int = 0
     trainable_calls: int = 0

@@ -97,6 +97,8 @@ class LoadedRollout:
         elif kind == "stage":
             self.stages.append((str(data.get("stage")), event.at))
             self._append({"kind": "note", "text": f"stage: {data.get('stage')}", "note": "stage"}, event.at)
+        elif kind == "pause":
+            self._append({"kind": "note", "text": describe_pause(data), "note": "stage"}, event.at)
         elif kind == "warning":
             self._append({"kind": "note", "text": str(data.get("warning")), "note": "warning"}, event.at)
         elif kind == "outcome":
@@ -221,3 +223,9 @@ def _describe_attempt(attempt: dict[str, Any]) -> str:
     status = attempt.get("status")
     how = attempt.get("error") or (f"status {status}" if status else "no answer")
     return f"asked again after: {how}"
+
+
+def describe_pause(data: dict[str, Any]) -> str:
+    if data.get("is_paused"):
+        return "paused: a model call waits"
+    return f"resumed; paused for {data.get('seconds')} s so far"

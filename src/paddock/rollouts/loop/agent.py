@@ -5,7 +5,6 @@ Knows a `ChatClient` and `Tools`. Knows nothing of rollouts, of the capture of t
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from paddock.agents.base import Report
+    from paddock.capture.paused_time import AgentDeadline
     from paddock.rollouts.loop.chat import ChatClient
     from paddock.rollouts.loop.session import Part, Tools
     from paddock.sandbox.base import Mount
@@ -97,7 +97,7 @@ class ToolLoop:
     messages: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
 
-    async def run(self, schemas: list[dict[str, Any]], *, seconds: float) -> LoopEnd:
+    async def run(self, schemas: list[dict[str, Any]], *, deadline: AgentDeadline) -> LoopEnd:
         """Until the model answers without a call, the session says done, or a limit is reached.
 
         `schemas` are the tools as the model is offered them. Raises ModelError when the model gives no answer, and
@@ -107,7 +107,7 @@ class ToolLoop:
             self.messages.append({"role": "system", "content": self.system})
         self.messages.append({"role": "user", "content": self.tools.prompt})
         try:
-            async with asyncio.timeout(seconds) as limit:
+            async with deadline.limit() as limit:
                 return await self._converse(schemas)
         except TimeoutError:
             if not limit.expired():

@@ -24,6 +24,7 @@ from paddock.store.outcome import Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paddock.capture.paused_time import AgentDeadline
     from paddock.capture.trace import Call
     from paddock.limits import RolloutTimeouts
     from paddock.rollouts.context import RunContext
@@ -87,7 +88,7 @@ class LoopScene:
         listener = socket.create_server(("127.0.0.1", 0))
         return ModelPort(listener, f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
 
-    async def run_agent(self, access: ModelAccess, seconds: float) -> bool:
+    async def run_agent(self, access: ModelAccess, deadline: AgentDeadline) -> bool:
         assert self._tools is not None, "open comes first"
         chat = ChatClient(access.base_url, access.api_key)
         async with self._recorder.stage(AGENT_STAGE, None, RolloutError), chat:
@@ -100,7 +101,7 @@ class LoopScene:
                 report=self._recorder.emit_agent_event,
             )
             try:
-                self._end = await loop.run(self._schemas, seconds=seconds)
+                self._end = await loop.run(self._schemas, deadline=deadline)
             except ModelError as error:
                 self._end = error
         return isinstance(self._end, LoopEnd) and self._end.reason == "time"
