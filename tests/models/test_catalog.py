@@ -98,9 +98,9 @@ def test_the_usual_key_is_not_sent_in_the_clear(far: str, monkeypatch: pytest.Mo
 
 @asynccontextmanager
 async def listing(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-    """A server that answers `GET /v1/models`."""
+    """A server that answers every GET."""
     app = web.Application()
-    app.router.add_get("/v1/models", answer)
+    app.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     try:
@@ -155,6 +155,35 @@ def test_an_endpoint_without_a_model_name_is_a_model_error(answer: Any, status: 
         ask_for_name(answer, status, api_key=SECRET)
     assert caught.value.hint
     assert SECRET not in str(caught.value) + caught.value.hint
+
+
+MODELS = {"data": [{"id": "m"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "pages", "message", "hint"),
+    [
+        ("/api", {"/v1/models": MODELS}, "wrong path", "/v1"),
+        ("/v1", {"/metadata": {"name": "echo", "description": "d"}}, "environment server", "--agent loop --env"),
+        ("/v1", {"/": "<html></html>"}, "web page", "base URL"),
+        ("/v1", {"/v1/models": "<html></html>"}, "web page", "base URL"),
+    ],
+    ids=["wrong path", "environment", "web page", "web page for models"],
+)
+def test_an_error_says_what_answers_there(path: str, pages: dict[str, Any], message: str, hint: str) -> None:
+    async def reply(request: web.Request) -> web.Response:
+        page = pages.get(request.path)
+        if isinstance(page, str):
+            return web.Response(text=page, content_type="text/html")
+        return web.json_response(page, status=200 if page else 404)
+
+    async def run() -> None:
+        async with listing(reply) as url, open_model(url.removesuffix("/v1") + path):
+            pass
+
+    with pytest.raises(ModelError, match=message) as raised:
+        asyncio.run(run())
+    assert hint in str(raised.value.hint)
 
 
 def test_an_unreachable_endpoint_is_a_model_error_without_secrets() -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from paddock.config import HF_TOKEN, OPENAI_API_KEY, PADDOCK_MODEL_API_KEY, user_cache_folder
 from paddock.errors import ConfigError
-from paddock.models.endpoint import Endpoint, list_models, parse_model_url
+from paddock.models.endpoint import Endpoint, parse_model_url
+from paddock.models.listing import list_models
 from paddock.protocol.redact import mask_url
 
 if TYPE_CHECKING:

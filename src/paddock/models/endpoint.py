@@ -1,4 +1,4 @@
-"""A model endpoint as a value, the URL that a user writes for it, and the list of models that it serves.
+"""A model endpoint as a value, and the URL that a user writes for it.
 
 The key stays on the host: no message of this module contains it.
 """
@@ -8,22 +8,15 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-import orjson
-
-from paddock.errors import ConfigError, ModelError
+from paddock.errors import ConfigError
 from paddock.protocol.redact import mask_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import aiohttp
-
-LIST_SECONDS = 15.0
-LARGEST_LIST_BYTES = 4 * 1024 * 1024
-LIST_HINT = "check that the server runs there, or give the model's name"
 URL_HINT = "write it as http://host:8000 or https://host/v1"
 
 
@@ -85,58 +78,3 @@ def parse_model_url(text: str) -> ModelUrl:
         credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
         headers["Authorization"] = f"Basic {b64encode(credentials).decode()}"
     return ModelUrl(url, parts.hostname, headers, label)
-
-
-async def list_models(server: ModelUrl, api_key: str | None) -> list[str]:
-    """The names that `GET /models` lists, at least one.
-
-    Raises ModelError if the server does not answer, refuses, or lists nothing.
-    """
-    import aiohttp
-
-    headers = dict(server.headers) if api_key is None else {**server.headers, "Authorization": f"Bearer {api_key}"}
-    timeout = aiohttp.ClientTimeout(total=LIST_SECONDS, sock_connect=LIST_SECONDS)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{server.url}/models", headers=headers, allow_redirects=False) as response,
-        ):
-            status = response.status
-            raw = await response.content.read(LARGEST_LIST_BYTES) if status == 200 else b""
-            while (
-                status == 200
-                and len(raw) < LARGEST_LIST_BYTES
-                and (more := await response.content.read(LARGEST_LIST_BYTES))
-            ):
-                raw += more
-    except TimeoutError:
-        raise ModelError(f"{server.label} did not answer within {LIST_SECONDS:g} s", hint=LIST_HINT) from None
-    except aiohttp.ClientError as error:
-        raise ModelError(f"{server.label} does not answer: {_reason(error)}", hint=LIST_HINT) from None
-    if status in (401, 403):
-        raise ModelError(f"{server.label} wants another key (status {status})", hint="set PADDOCK_MODEL_API_KEY")
-    if status != 200:
-        raise ModelError(f"{server.label} does not list its models (status {status})", hint="give the model's name")
-    names = _read_names(raw)
-    if not names:
-        raise ModelError(f"{server.label} lists no models", hint="give the model's name")
-    return names
-
-
-def _reason(error: aiohttp.ClientError) -> str:
-    """What went wrong, without the request, which may hold a key."""
-    os_error = getattr(error, "os_error", None)
-    if os_error is not None:
-        return os_error.strerror or "no connection"
-    return type(error).__name__
-
-
-def _read_names(raw: bytes) -> list[str]:
-    try:
-        document: Any = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return []
-    entries = document.get("data") if isinstance(document, dict) else None
-    if not isinstance(entries, list):
-        return []
-    return [entry["id"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
