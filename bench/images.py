@@ -72,7 +72,7 @@ async def measure_start(image: Image, rounds: int) -> None:
     print(f"ratio: {median(with_image) / median(without):.2f} of medians, {of_minima:.2f} of minima; target 1.5")
     engine = find_engine()
     if engine is None:
-        print("no container engine runs here: no comparison with one")
+        print("no container runtime runs here: no comparison with one")
         return
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder, "image.tar")

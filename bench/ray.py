@@ -41,7 +41,7 @@ from paddock.agents.command import CommandAgent
 from paddock.rollouts.api import run_batch
 from paddock.scale.cluster import Resources, connected
 from paddock.scale.cluster import nodes as nodes_of_cluster
-from paddock.scale.rollouts import RayEngine
+from paddock.scale.rollouts import RayBackend
 from paddock.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def rollouts(settings: Settings) -> list[Line]:
                 return asyncio.run(roll_out("local", PER_NODE))
             count = nodes[name]
             resources = Resources(cpus=0.1, custom={f"of{count}": 1})
-            return asyncio.run(roll_out(RayEngine(resources=resources, per_node=PER_NODE), PER_NODE * count))
+            return asyncio.run(roll_out(RayBackend(resources=resources, per_node=PER_NODE), PER_NODE * count))
 
         names = {name: name for name in ("local engine", *nodes)}
         for name in nodes:
@@ -257,11 +257,11 @@ def rollout_cost() -> list[Line]:
             for pid in [pid for pid in everybody() if b"ray::" in words_of(pid) and b"perform" in words_of(pid)]:
                 workers[pid] = max(workers.get(pid, 0.0), proportional_memory(pid))
 
-    asyncio.run(roll_out(RayEngine(resources=Resources(cpus=0.1)), ROLLOUTS))
+    asyncio.run(roll_out(RayBackend(resources=Resources(cpus=0.1)), ROLLOUTS))
     watching = threading.Thread(target=watch)
     watching.start()
     began = time.process_time()
-    asyncio.run(roll_out(RayEngine(resources=Resources(cpus=0.1)), ROLLOUTS))
+    asyncio.run(roll_out(RayBackend(resources=Resources(cpus=0.1)), ROLLOUTS))
     spent = (time.process_time() - began) / (2 * ROLLOUTS)
     observed.set()
     watching.join()

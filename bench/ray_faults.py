@@ -26,7 +26,7 @@ from paddock.errors import EpisodeLost
 from paddock.processes import find_marked_processes
 from paddock.rollouts.api import run_batch
 from paddock.scale.cluster import Resources
-from paddock.scale.rollouts import RayEngine
+from paddock.scale.rollouts import RayBackend
 from paddock.store import Store
 from paddock.tasks.task import Task
 
@@ -282,7 +282,7 @@ class Storm:
         script.write_text(json.dumps(SCRIPT))
         agent = CommandAgent(shlex.join(["python3", "-c", AGENT.format(mark=self._mark, seconds=self._work)]))
         task = Task(instruction="Write 42 to answer.txt.", id="answer", verifier=CHECK)
-        engine = RayEngine(self.cluster.address, Resources(cpus=0.1))
+        engine = RayBackend(self.cluster.address, Resources(cpus=0.1))
         count = self.report.rollouts
         return await run_batch(
             [task], model=f"replay:{script}", agent=agent, store=self._folder / "store", n=count, parallel=count,

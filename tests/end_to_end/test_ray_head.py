@@ -278,10 +278,10 @@ def test_rollouts_without_a_head_have_one_outcome_each_and_are_resumed(
 @needs_bwrap
 def test_rollouts_under_way_go_on_without_a_head(forgetful: LocalCluster, tmp_path: Path) -> None:
     from paddock.scale.cluster import Resources
-    from paddock.scale.rollouts import RayEngine
+    from paddock.scale.rollouts import RayBackend
 
     job = Job(tmp_path / "store", 4.0, n=3, parallel=3)
-    job._options["engine"] = RayEngine(forgetful.address, Resources(cpus=1.5))
+    job._options["engine"] = RayBackend(forgetful.address, Resources(cpus=1.5))
 
     async def run() -> Any:
         running = asyncio.ensure_future(job.run())

@@ -27,7 +27,7 @@ pytest.importorskip("ray")
 from bench.ray_cluster import LocalCluster
 
 from paddock.scale.cluster import Resources
-from paddock.scale.rollouts import RayEngine
+from paddock.scale.rollouts import RayBackend
 
 pytestmark = [
     pytest.mark.cluster,
@@ -71,7 +71,7 @@ def test_nodes_get_images_of_the_driver_and_build_on_them(nodes: Nodes, tmp_path
     built = a_task("", id="built", tests={"test.sh": TESTS}, image=TaskImage(dockerfile=text))
 
     async def run() -> Any:
-        engine = RayEngine(nodes.address, Resources(cpus=1), per_node=1)
+        engine = RayBackend(nodes.address, Resources(cpus=1), per_node=1)
         options: dict[str, Any] = {"engine": engine, "n": 2, "parallel": 2, "retries": 0}
         return await run_batch([named, built], model=NOBODY_THERE, agent=agent, store=tmp_path, **options)
 

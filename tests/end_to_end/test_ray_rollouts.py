@@ -40,7 +40,7 @@ pytest.importorskip("ray")
 from bench.ray_cluster import LocalCluster, rollouts_per_minute
 
 from paddock.scale.cluster import Resources, connect, disconnect
-from paddock.scale.rollouts import RayEngine
+from paddock.scale.rollouts import RayBackend
 
 pytestmark = [
     pytest.mark.cluster,
@@ -98,7 +98,7 @@ class Job:
         self.mark = f"mark-{os.urandom(8).hex()}"
         self.seen: dict[str, RolloutRecord] = {}
         self._script = script(pause)
-        self._options: dict[str, Any] = {"engine": RayEngine(resources=SMALL), **options}
+        self._options: dict[str, Any] = {"engine": RayBackend(resources=SMALL), **options}
 
     async def run(self) -> BatchResult:
         agent = python(f"MARK = '{self.mark}'\n{SPEAKING}\nsys.exit(converse())")
@@ -213,8 +213,8 @@ def assert_alike(kept: RolloutRecord, expected: RolloutRecord) -> None:
 
 
 def test_a_node_never_has_more_at_once_than_allowed(stage: Stage, tmp_path: Path) -> None:
-    limited = RayEngine(resources=Resources(cpus=0.1), per_node=1)
-    labelled = RayEngine(resources=Resources(cpus=0.1, custom={"sandbox_bwrap": 1}))
+    limited = RayBackend(resources=Resources(cpus=0.1), per_node=1)
+    labelled = RayBackend(resources=Resources(cpus=0.1, custom={"sandbox_bwrap": 1}))
 
     async def both() -> list[BatchResult]:
         jobs = [
@@ -250,7 +250,7 @@ def test_the_loop_works_in_an_environment_on_a_node(stage: Stage, tmp_path: Path
     async def work() -> BatchResult:
         async with ReplayServer({"turns": turns}) as server:
             model = Endpoint(server.url, "replay", engine="vllm")
-            options: dict[str, Any] = {"env": load_target("echo")[0], "engine": RayEngine(resources=SMALL)}
+            options: dict[str, Any] = {"env": load_target("echo")[0], "engine": RayBackend(resources=SMALL)}
             return await run_batch([Task("Say hi.")], model=model, agent="loop", store=tmp_path, **options)
 
     (record,) = run_within(work()).records
@@ -282,7 +282,7 @@ def test_an_abort_in_the_store_stops_a_rollout_on_its_node(stage: Stage, tmp_pat
 
 
 def test_a_cancelled_batch_cancels_all_of_them_at_once(stage: Stage, tmp_path: Path) -> None:
-    job = Job(tmp_path / "store", 30.0, n=5, parallel=5, engine=RayEngine(resources=Resources(cpus=1.5)))
+    job = Job(tmp_path / "store", 30.0, n=5, parallel=5, engine=RayBackend(resources=Resources(cpus=1.5)))
 
     async def cancel() -> float:
         running = asyncio.ensure_future(job.run())

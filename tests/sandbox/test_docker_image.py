@@ -173,7 +173,7 @@ def test_the_record_says_which_limits_the_engine_enforces(image: Image, run: Any
     assert weak["memory"] == "measured every 0.25 s"
     assert weak["disk"].startswith("measured")
     strong = run(limits, limits_layers=True)
-    assert (strong["memory"], strong["disk"]) == ("by the engine, measured every 0.25 s", "by the engine")
+    assert (strong["memory"], strong["disk"]) == ("by the runtime, measured every 0.25 s", "by the runtime")
 
 
 def test_a_container_that_writes_too_much_is_ended(image: Image, run: Any) -> None:

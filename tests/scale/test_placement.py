@@ -18,7 +18,7 @@ pytest.importorskip("ray")
 from ray.exceptions import RayTaskError, WorkerCrashedError
 
 from paddock.scale.cluster import Resources
-from paddock.scale.rollouts import RayEngine
+from paddock.scale.rollouts import RayBackend
 
 ResultT = TypeVar("ResultT")
 NEEDS = {"CPU": 1.0}
@@ -197,13 +197,13 @@ def test_a_loss_is_explained_by_who_still_listens(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("wrong", [{"per_node": 0}, {"per_node": 20_000}, {"address": "ray://head:10001"}])
 def test_an_engine_that_cannot_be_is_refused_with_a_hint(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
-        RayEngine(**wrong)
+        RayBackend(**wrong)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 128])
 def test_a_limit_for_each_node_is_a_share_that_fits_so_often_and_no_more(most: int) -> None:
-    engine = RayEngine(resources=Resources(0.5, 1000, {"sandbox_bwrap": 1}), per_node=most)
+    engine = RayBackend(resources=Resources(0.5, 1000, {"sandbox_bwrap": 1}), per_node=most)
     options = engine._options()
     (share,) = (amount for name, amount in options["resources"].items() if name != "sandbox_bwrap")
     assert share * most <= 1 < share * (most + 1)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from paddock.cli.rollout import choose_engine
+from paddock.cli.rollout import choose_backend
 from paddock.errors import ConfigError
 from paddock.rollouts.api import find_placement
 from paddock.rollouts.config import RunConfig
 from paddock.scale.cluster import Resources
-from paddock.scale.rollouts import RayEngine
+from paddock.scale.rollouts import RayBackend
 
 NOTHING = {"address": None, "cpus": None, "memory": None, "custom": None, "per_node": None}
 
@@ -15,14 +15,14 @@ NOTHING = {"address": None, "cpus": None, "memory": None, "custom": None, "per_n
 def test_options_of_a_cluster_become_its_engine() -> None:
     values = {"address": "head:6379", "cpus": 0.5, "memory": 1024, "custom": '{"sandbox_bwrap": 1}', "per_node": 4}
     resources = Resources(0.5, 1024 * 1024 * 1024, {"sandbox_bwrap": 1.0})
-    assert choose_engine("ray", **values) == RayEngine("head:6379", resources, 4)
-    assert choose_engine("ray", **NOTHING) == RayEngine() == find_placement("ray")
+    assert choose_backend("ray", **values) == RayBackend("head:6379", resources, 4)
+    assert choose_backend("ray", **NOTHING) == RayBackend() == find_placement("ray")
 
 
 def test_without_a_cluster_they_are_refused() -> None:
-    assert choose_engine("local", **NOTHING) == "local"
+    assert choose_backend("local", **NOTHING) == "local"
     with pytest.raises(ConfigError) as caught:
-        choose_engine("local", **{**NOTHING, "cpus": 2.0})
+        choose_backend("local", **{**NOTHING, "cpus": 2.0})
     assert caught.value.hint == "add --engine ray"
 
 

@@ -158,7 +158,7 @@ def test_every_route_wants_the_token(serve_fast: Serve) -> None:
             assert TOKEN not in answer.body.decode()
 
 
-def test_the_token_opens_every_door(serve: Serve) -> None:
+def test_the_token_is_accepted_everywhere(serve: Serve) -> None:
     server = serve(Kit, access=LOCKED)
     http = server.http()
     assert http("POST", "/reset", authorization=GOOD).status == 200

@@ -51,7 +51,7 @@ def rest_of(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("beginning", BEGINNINGS)
-def test_what_does_not_go_on_is_ended(serve_fast: Serve, beginning: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stalled_connection_is_closed(serve_fast: Serve, beginning: str, caplog: pytest.LogCaptureFixture) -> None:
     connection = connect(serve_fast(InlineAdder, **QUICK))
     connection.sendall(BEGINNINGS[beginning])
     rest_of(connection)

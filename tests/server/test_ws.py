@@ -69,7 +69,7 @@ def test_acting_needs_no_reset(serve: Serve) -> None:
     assert serve(Adder).socket().step(amount=2)["data"]["observation"]["total"] == 2
 
 
-def test_sessions_are_strangers(serve: Serve) -> None:
+def test_sessions_share_no_state(serve: Serve) -> None:
     server = serve(Adder)
     first, second = server.socket(), server.socket()
     assert first.step(amount=2)["data"]["observation"]["total"] == 2
@@ -285,7 +285,7 @@ def test_a_handshake_as_firefox_sends_it(serve: Serve) -> None:
         assert tcp.recv(12) == b"HTTP/1.1 101"
 
 
-def test_half_a_handshake_holds_nothing(serve: Serve, lives: list[Watched]) -> None:
+def test_an_unfinished_handshake_takes_no_slot(serve: Serve, lives: list[Watched]) -> None:
     server = serve(Adder)
     with socket.create_connection(("127.0.0.1", server.port), 3) as tcp:
         tcp.sendall(b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n")

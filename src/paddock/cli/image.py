@@ -25,7 +25,7 @@ PROGRESS_SECONDS = 0.2
 
 @click.group("image")
 def command() -> None:
-    """Pull, import, build and remove images. No container engine is needed."""
+    """Pull, import, build and remove images. No container runtime is needed."""
 
 
 command.add_command(image_build.command)

@@ -119,7 +119,7 @@ def run(
     values: dict[str, Any] = {}
     if (env := options["env"]) is not None:
         values |= {"env": find_environment(env), "env_name": None if is_url(env) else env}
-    values["engine"] = choose_engine(
+    values["engine"] = choose_backend(
         options["engine"],
         address=ray_address,
         cpus=rollout_cpus,
@@ -210,7 +210,7 @@ def name_batch(config: RunConfig) -> RunConfig:
     return config
 
 
-def choose_engine(name: str, **options: Any) -> str | PlacementBackend:
+def choose_backend(name: str, **options: Any) -> str | PlacementBackend:
     """The placement backend with its resources. Raises ConfigError for those of a cluster where there is none."""
     chosen = {option: value for option, value in options.items() if value is not None}
     if name != RAY:
@@ -218,10 +218,10 @@ def choose_engine(name: str, **options: Any) -> str | PlacementBackend:
             raise ConfigError("rollouts of this machine take no options of a cluster", hint="add --engine ray")
         return name
     from paddock.scale.cluster import Resources
-    from paddock.scale.rollouts import RayEngine
+    from paddock.scale.rollouts import RayBackend
 
     resources = Resources.read(chosen.get("cpus", 1.0), chosen.get("memory"), chosen.get("custom"))
-    return RayEngine(chosen.get("address"), resources, chosen.get("per_node"))
+    return RayBackend(chosen.get("address"), resources, chosen.get("per_node"))
 
 
 def is_url(environment: str) -> bool:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Mode = Literal["transparent_proxy", "black_box"]
 MODES: tuple[Mode, ...] = ("transparent_proxy", "black_box")
 LOCAL = "local"
-BACKENDS = {LOCAL: "", "ray": "paddock.scale.rollouts:RayEngine"}
+BACKENDS = {LOCAL: "", "ray": "paddock.scale.rollouts:RayBackend"}
 """Placement backends by the name that `engine` has for them: where the class of each is."""
 MOST_TOP_LOGPROBS = 20
 
@@ -167,7 +167,7 @@ class RunConfig:
     engine: str | PlacementBackend = field(default=LOCAL, metadata={**ON_THIS_MACHINE, "choices": tuple(BACKENDS)})
     """Where to run.
 
-    `local`, `ray`, or a `RayEngine` with its resources."""
+    `local`, `ray`, or a `RayBackend` with its resources."""
 
     def __post_init__(self) -> None:
         """The only place where options are checked: a wrong number must not look like an outcome."""

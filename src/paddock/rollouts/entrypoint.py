@@ -1,4 +1,4 @@
-"""Starts the ENTRYPOINT of an image, as container engines do. Many start the services that a task needs.
+"""Starts the ENTRYPOINT of an image, as container runtimes do. Many start the services that a task needs.
 
 Its arguments are a command that only waits. An entry point that prepares something and then runs its arguments, as
 most do, has finished its preparations when that command is there.

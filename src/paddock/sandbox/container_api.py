@@ -102,7 +102,7 @@ class ContainerApi:
         """The API version that both sides implement."""
         self.name = ""
         self.builder = ""
-        """`2` if the engine offers BuildKit."""
+        """`2` if the runtime offers BuildKit."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> ContainerApi:
@@ -235,12 +235,12 @@ class ContainerApi:
     # -- images, containers, volumes ---------------------------------------------------------------------
 
     async def inspect_image(self, image: str) -> dict[str, Any] | None:
-        """What the engine says about an image that it has; None if it does not have it."""
+        """What the runtime says about an image that it has; None if it does not have it."""
         document = await self.call("GET", f"/images/{quote(image, safe='/:@')}/json", accepted=(404,))
         return document if document is not None and "Id" in document else None
 
     async def pull_image(self, image: str, login: str = "") -> None:
-        """Let the engine pull an image. `login` is a value for X-Registry-Auth."""
+        """Let the runtime pull an image. `login` is a value for X-Registry-Auth."""
         path, _, digest = image.partition("@")
         name, colon, tag = path.rpartition(":")
         if not colon or "/" in tag:
@@ -250,7 +250,7 @@ class ContainerApi:
             pass
 
     async def load_image(self, archive: Path) -> None:
-        """Give the engine an archive of `docker save`, or an OCI layout."""
+        """Give the runtime an archive of `docker save`, or an OCI layout."""
         with archive.open("rb") as file:
             async for _ in self.lines("/images/load", {"quiet": "1"}, data=file):
                 pass
@@ -267,7 +267,7 @@ class ContainerApi:
         return (await self.create_container(body)).id
 
     async def writable_bytes(self, container: str) -> int | None:
-        """How much a container has written to its root; None if the engine does not say."""
+        """How much a container has written to its root; None if the runtime does not say."""
         document = await self.call("GET", f"/containers/{container}/json", query={"size": "1"})
         size = (document or {}).get("SizeRw")
         return size if isinstance(size, int) else None
@@ -304,7 +304,7 @@ class ContainerApi:
 class CreatedContainer:
     id: str
     warnings: tuple[str, ...]
-    """Such as limits that the engine cannot enforce."""
+    """Such as limits that the runtime cannot enforce."""
 
 
 class PendingResponse:

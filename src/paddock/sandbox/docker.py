@@ -74,7 +74,7 @@ class DockerSandbox(RemoteSandbox):
 
     @property
     def image_name(self) -> str:
-        """Of the container's image, as the engine knows it."""
+        """Of the container's image, as the runtime knows it."""
         return PADDOCK_DOCKER_IMAGE.read() or IMAGE
 
     async def connect(self) -> ByteChannel:

@@ -1,7 +1,8 @@
 """A container on an image of its task, in which commands are root.
 
-The guest and its Python come from this machine: mounted read-only, or, where the engine is on another machine, copied
-into the container before it starts. The rest of the container is as in `docker`, but its root can be written to.
+The guest and its Python come from this machine: mounted read-only, or, where the runtime is on another machine,
+copied into the container before it starts. The rest of the container is as in `docker`, but its root can be written
+to.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY_BYTES = 64 * 1024 * 1024
 DISK_SECONDS = 2.0
-"""Between two measurements of the writable layer. The engine walks through it each time."""
+"""Between two measurements of the writable layer. The runtime walks through it each time."""
 SIZE_OPTION_WORDS = ("storage-opt", "storage option", "size", "quota")
-"""In the refusal of an engine whose storage cannot limit a layer."""
+"""In the refusal of a runtime whose storage cannot limit a layer."""
 ENGINE_LIMITS = {"memory": "memory", "cpus": "cpu", "processes": "pids"}
-"""The word for each limit in the warnings of an engine that does not enforce it."""
+"""The word for each limit in the warnings of a runtime that does not enforce it."""
 
 
 class ImageDockerSandbox(RemoteImageSandbox, DockerSandbox):
@@ -51,12 +52,12 @@ class ImageDockerSandbox(RemoteImageSandbox, DockerSandbox):
         limits = {}
         for name, word in ENGINE_LIMITS.items():
             is_enforced = not any(word in warning.lower() for warning in self._warnings)
-            ways = [*(["by the engine"] if is_enforced else []), *([measured[name]] if measured[name] else [])]
+            ways = [*(["by the runtime"] if is_enforced else []), *([measured[name]] if measured[name] else [])]
             limits[name] = ", ".join(ways) or "not limited"
         if not self.spec.limits.cpus:
             limits["cpus"] = "not limited"
         every = f"measured every {DISK_SECONDS:g} s; the sandbox is ended above it"
-        return {**limits, "disk": "by the engine" if self._has_disk_option else every}
+        return {**limits, "disk": "by the runtime" if self._has_disk_option else every}
 
     # -- opening --------------------------------------------------------------------------------------
 
@@ -64,7 +65,7 @@ class ImageDockerSandbox(RemoteImageSandbox, DockerSandbox):
         self._mounts = await asyncio.to_thread(self._find_mounts)
         if api.address.is_local:
             return await self._create(api, mounts=self._mounts)
-        # An engine elsewhere cannot mount folders of this machine. What is copied does not count as written.
+        # A runtime elsewhere cannot mount folders of this machine. What is copied does not count as written.
         with tempfile.TemporaryFile() as file:
             self._copied_bytes = await asyncio.to_thread(pack_at_targets, self._mounts, file)
             container = await self._create(api, mounts=())
@@ -143,7 +144,7 @@ class ImageDockerSandbox(RemoteImageSandbox, DockerSandbox):
             try:
                 used = await self._api.writable_bytes(self._container)
             except ContainerApiError:
-                # Whatever is wrong with the engine or the container, the connection to the guest reports it.
+                # Whatever is wrong with the runtime or the container, the connection to the guest reports it.
                 used = None
             if used is not None and used > self._most_bytes:
                 self._killed_for = "disk"

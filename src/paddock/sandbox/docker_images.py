@@ -1,4 +1,4 @@
-"""The images of a container engine: it pulls and builds them itself, and takes those of our own store."""
+"""The images of a container runtime: it pulls and builds them itself, and takes those of our own store."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ NEEDS_BUILDKIT = re.compile(
 )
 BUILDKIT = "2"
 STEP = re.compile(r"step (\d+)/(\d+) ?: ?(.*)", re.IGNORECASE)
-"""How the engine's classic builder, and Podman, begin a step."""
+"""How the runtime's classic builder, and Podman, begin a step."""
 SHOWN_CHARACTERS = 2000
 USE_BWRAP = "run it with --sandbox bwrap"
 
 
-class EngineImage(OciDocument):
-    """What an engine says about an image."""
+class RuntimeImage(OciDocument):
+    """What a runtime says about an image."""
 
     id: str = Field(alias="Id", min_length=1)
     architecture: str = Field("amd64", alias="Architecture")
@@ -57,12 +57,12 @@ class EngineImage(OciDocument):
     def to_image(self, name: str) -> Image:
         digest = self.id if ":" in self.id else f"sha256:{self.id}"
         platform = OciPlatform(os=self.os, architecture=self.architecture)
-        # Its layers are the engine's affair.
+        # Its layers are the runtime's affair.
         return Image(name, digest, (), read_settings(name, self.config or ContainerSettings()), str(platform))
 
 
 class DockerImages(ImageProvider):
-    """An image of the engine answers for its name, then one of our own store, then the engine pulls it."""
+    """An image of the runtime answers for its name, then one of our own store, then the runtime pulls it."""
 
     async def get(self, name: str) -> Image:
         async with ContainerApi() as api, engine_errors(f"the image {name}"):
@@ -84,7 +84,7 @@ class DockerImages(ImageProvider):
         on_progress: Callable[[BuildEvent], None] | None = None,
     ) -> Image:
         if network.mode == "allowlist":
-            raise ImageError("a container engine cannot build with a network by allowlist", hint=USE_BWRAP)
+            raise ImageError("a container runtime cannot build with a network by allowlist", hint=USE_BWRAP)
         context = await asyncio.to_thread(pack_context, dockerfile, files, modes)
         name = f"{BUILD_NAME}:{hashlib.sha256(context).hexdigest()[:32]}"
         query = {"t": name, "rm": "1", "forcerm": "1", "labels": orjson.dumps({BUILD_LABEL: "build"}).decode()}
@@ -114,7 +114,7 @@ class DockerImages(ImageProvider):
 
 
 class BuildProgress:
-    """The messages of an engine's build as events. BuildKit's own messages are binary, and left out."""
+    """The messages of a runtime's build as events. BuildKit's own messages are binary, and left out."""
 
     def __init__(self, on_progress: Callable[[BuildEvent], None] | None) -> None:
         self._on_progress = on_progress
@@ -149,11 +149,11 @@ class BuildProgress:
 
 def to_image(name: str, document: dict[str, Any] | None) -> Image:
     if document is None:
-        raise ImageError(f"the container engine does not have {name}, which it has just been given")
+        raise ImageError(f"the container runtime does not have {name}, which it has just been given")
     try:
-        image = EngineImage.model_validate(document).to_image(name)
+        image = RuntimeImage.model_validate(document).to_image(name)
     except ValidationError as error:
-        raise ImageError(f"the container engine describes {name} as nobody expects: {error}") from error
+        raise ImageError(f"the container runtime describes {name} as nobody expects: {error}") from error
     if not this_platform().startswith(image.platform):
         hint = "choose an image for this platform: programs of this machine run in it"
         raise ImageError(f"{name} is for {image.platform}, not for {this_platform()}", hint=hint)
@@ -162,18 +162,18 @@ def to_image(name: str, document: dict[str, Any] | None) -> Image:
 
 @asynccontextmanager
 async def engine_errors(subject: str) -> AsyncIterator[None]:
-    """A refusal of the engine is the image's fault; an engine that does not answer is not."""
+    """A refusal of the runtime is the image's fault; a runtime that does not answer is not."""
     try:
         yield
     except ContainerApiError as error:
         if error.data.get("fails_for_all"):
             raise
-        hint = "pull it with the engine's own program to see more, or paddock image import ARCHIVE NAME"
+        hint = "pull it with the runtime's own program to see more, or paddock image import ARCHIVE NAME"
         raise ImageError(f"{subject}: {error.message}", hint=hint) from error
 
 
 async def load_from_store(api: ContainerApi, name: str) -> bool:
-    """Give the engine the image of our own store with this name, if there is one."""
+    """Give the runtime the image of our own store with this name, if there is one."""
     from paddock.sandbox.images.exporting import export_image
     from paddock.sandbox.images.store import default_store
 

@@ -26,7 +26,7 @@ CAPABILITIES = (
     *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_SETGID", "CAP_SETUID", "CAP_SETFCAP"),
     *("CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE", "CAP_NET_RAW"),
 )
-"""What root has in the container of an engine, as far as it means anything in a user namespace."""
+"""What root has in a container, as far as it means anything in a user namespace."""
 SKELETON_FILES = {
     "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "etc/hostname": "sandbox\n",

@@ -44,8 +44,8 @@ DRIVER_FIELDS = ("rollout_id", "task_id", "batch_id", "member", "attempt")
 
 
 @dataclass(frozen=True, slots=True)
-class RayEngine:
-    """`run_batch(engine=RayEngine(…))`. `engine="ray"` is one with these defaults."""
+class RayBackend:
+    """`run_batch(engine=RayBackend(…))`. `engine="ray"` is one with these defaults."""
 
     address: str | None = None
     """Of the cluster. None: RAY_ADDRESS, or else a cluster is started on this machine."""
@@ -104,7 +104,7 @@ class BatchPlacement:
     """What the rollouts of one batch share on the driver."""
 
     def __init__(
-        self, task: Any, service: RolloutService, nodes: ClusterNodes, engine: RayEngine, context: RunContext
+        self, task: Any, service: RolloutService, nodes: ClusterNodes, engine: RayBackend, context: RunContext
     ) -> None:
         self.service = service
         self.nodes = nodes

@@ -1,1 +1,1 @@
-"""Images without a container engine: pulled, imported or built, unpacked once, shared by sandboxes."""
+"""Images without a container runtime: pulled, imported or built, unpacked once, shared by sandboxes."""

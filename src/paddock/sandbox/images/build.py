@@ -1,4 +1,4 @@
-"""`build_image`: an image from a Dockerfile, without a container engine."""
+"""`build_image`: an image from a Dockerfile, without a container runtime."""
 
 from __future__ import annotations
 

@@ -386,7 +386,7 @@ def set_attribute(descriptor: int, name: str, value: bytes) -> None:
     try:
         os.setxattr(descriptor, name, value)
     except OSError as error:
-        # The filesystem or the namespace does not have them. Container engines ignore that too.
+        # The filesystem or the namespace does not have them. Container runtimes ignore that too.
         if error.errno not in (errno.ENOTSUP, errno.EPERM, errno.EINVAL):
             raise
 

@@ -1,1 +1,1 @@
-"""Dockerfiles without a container engine. Each step is a layer, stored under a hash of its inputs."""
+"""Dockerfiles without a container runtime. Each step is a layer, stored under a hash of its inputs."""
