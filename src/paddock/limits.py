@@ -69,6 +69,24 @@ class Budget:
         _check_positive(self)
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotLimits:
+    """How much the snapshots of work folders may keep, and for how long."""
+
+    file_bytes: int = field(default=8 * MEBIBYTE, metadata={"option": False})
+    """Larger files are not kept."""
+    total_bytes: int = field(
+        default=128 * MEBIBYTE,
+        metadata={"flags": ("--snapshot-mb",), "minimum": 1, "unit": MEBIBYTE, "metavar": "MIB"},
+    )
+    """Most MiB of files that the snapshots of one rollout keep."""
+    days: float = field(default=14.0, metadata={"flags": ("--snapshot-days",), "metavar": "DAYS"})
+    """A run with --snapshots first deletes the snapshots of rollouts that ended longer ago."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+
+
 ANSWER_SECONDS = 24 * 3600.0
 """How long agents wait for an answer of the model, where this can be set. The proxy's own timeouts are shorter."""
 PAUSE_SHARE = 0.9

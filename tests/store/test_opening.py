@@ -44,7 +44,7 @@ def test_the_settings_are_those_promised(store: Store) -> None:
         assert setting("foreign_keys") == 1
         assert setting("busy_timeout") == 10_000
         assert setting("auto_vacuum") == 2
-        assert setting("user_version") == 5
+        assert setting("user_version") == 6
 
 
 def test_what_was_stored_is_there_when_opened_again(tmp_path: Path) -> None:

@@ -82,9 +82,11 @@ class Capture:
         replay: Replay | None = None,
         gate: CallGate | None = None,
         paused: PausedTime | None = None,
+        on_begin: Callable[[Call], asyncio.Future[None]] | None = None,
     ) -> None:
         """`replay` answers the calls that it has a recorded answer for. `gate` can hold back calls, and `paused`
-        collects the time for which they waited."""
+        collects the time for which they waited. `on_begin` is told of each call that begins: the agent gets nothing
+        of the answer before its future is done, which never fails."""
         self.endpoint = endpoint
         self.settings = settings
         self.secret = "paddock-" + token_urlsafe(24)
@@ -94,6 +96,7 @@ class Capture:
         self.paused = paused or PausedTime()
         self._gate = gate or CallGate()
         self._replay = replay
+        self._on_begin = on_begin
         self._upstream = upstream
         self._classify = classify
         self._router = DialectRouter()
@@ -289,15 +292,15 @@ class Capture:
             dialect.name,
         )
         self._budget.record_grant(call, max_tokens)
-        labelled = self._callers.label(call, request.transport, before_output=before_output)
+        ready = self._announce(call, self._callers.label(call, request.transport, before_output=before_output))
         keep_alive = self.settings.keep_alive if parsed.is_stream else None
-        reply = HttpReply(request, writer, keep_alive, self._add_log_line, labelled)
+        reply = HttpReply(request, writer, keep_alive, self._add_log_line, ready)
         if recorded is not None:
             assert self._replay is not None
             exchange: Exchange | RecordedExchange = RecordedExchange(
                 call, recorded, self._replay, writer, reply, is_stream=parsed.is_stream
             )
-            return await self._finish_exchange(exchange, reply, labelled)
+            return await self._finish_exchange(exchange, reply, ready)
         exchange = Exchange(
             call=call,
             chat=parsed.chat,
@@ -314,10 +317,17 @@ class Capture:
             gate=self._gate,
             paused=self.paused,
         )
-        return await self._finish_exchange(exchange, reply, labelled)
+        return await self._finish_exchange(exchange, reply, ready)
+
+    def _announce(self, call: Call, labelled: asyncio.Future[None] | None) -> asyncio.Future[None] | None:
+        """Done when the caller is labelled, and whoever was told of the call lets it go on."""
+        if self._on_begin is None:
+            return labelled
+        begun = self._on_begin(call)
+        return begun if labelled is None else asyncio.ensure_future(_wait_both(labelled, begun))
 
     async def _finish_exchange(
-        self, exchange: Exchange | RecordedExchange, reply: HttpReply, labelled: asyncio.Future[None] | None
+        self, exchange: Exchange | RecordedExchange, reply: HttpReply, ready: asyncio.Future[None] | None
     ) -> web.StreamResponse:
         call = exchange.call
         self._times[call.id] = exchange.times
@@ -326,8 +336,8 @@ class Capture:
         finally:
             exchange.times.ended = time.monotonic()
             reply.close()
-            if labelled is not None:
-                await asyncio.shield(labelled)
+            if ready is not None:
+                await asyncio.shield(ready)
             if call.aborted:
                 self._budget.record_abort()
             await self._recorder.finish(call)
@@ -351,6 +361,11 @@ class Capture:
         except Exception as error:
             self._add_log_line(f"the agent's own classifier failed: {type(error).__name__}: {error}")
             return role
+
+
+async def _wait_both(first: asyncio.Future[None], second: asyncio.Future[None]) -> None:
+    await first
+    await second
 
 
 def decides_blame(call: Call) -> bool:

@@ -128,6 +128,8 @@ class Call:
     """The recorded call, ROLLOUT/CALL, whose answer was sent again. None: it was sampled for this rollout."""
     is_copy: bool = False
     """The recorded call is trained on in its own rollout, so this one must not be."""
+    snapshot: dict[str, Any] = field(default_factory=dict)
+    """The work folder when it began: see `store.snapshots.CallSnapshot`. Empty if none was asked for."""
 
     @property
     def ok(self) -> bool:

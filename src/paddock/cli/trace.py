@@ -259,6 +259,10 @@ def describe_fork(record: RolloutRecord) -> dict[str, str]:
     fidelity = record.fork.get("fidelity") or {}
     place = "its last call" if record.fork.get("at") is None else f"c{record.fork['at']}"
     state = f"; {fidelity['replayed_calls']} calls replayed, {fidelity['state']}" if fidelity else ""
+    if fidelity.get("files"):
+        from paddock.rollouts.folder_fidelity import describe_files
+
+        state += f"; {describe_files(fidelity['files'])}"
     return {"replays": f"{record.fork['source']} up to {place}{state}"}
 
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from paddock.config import NO_OPTION
 from paddock.errors import ConfigError
-from paddock.limits import PAUSE_SHARE, WHOLE_ANSWER_FACTOR, Budget, RolloutTimeouts
+from paddock.limits import PAUSE_SHARE, WHOLE_ANSWER_FACTOR, Budget, RolloutTimeouts, SnapshotLimits
 from paddock.sandbox.network.policy import NetworkPolicy
 from paddock.tasks.json_values import read_value, write_value
 from paddock.tasks.settings import VERIFIER_MODES, VerifierMode
@@ -43,6 +43,8 @@ MOST_TOP_LOGPROBS = 20
 
 NOT_OF_A_ROLLOUT = ("n", "parallel", "retries", "resume", "from_start", "batch_id", "fork")
 """Fields that say how many rollouts are run, and in which batch."""
+NESTED = {"budget": Budget, "timeouts": RolloutTimeouts, "snapshot_limits": SnapshotLimits}
+"""Fields that are config values of their own."""
 SECRET = {"option": False, "secret": True}
 ON_THIS_MACHINE = {"local": True}
 """An object of this process, such as an open store: not pickled."""
@@ -119,10 +121,17 @@ class RunConfig:
     context_tokens: int = field(default=32768, metadata={"flags": ("--context",)})
     """Context the agent plans with."""
 
+    snapshots: bool = False
+    """Save the work folder when each model call begins.
+
+    So it can be seen what each call changed, and a fork can be checked for the same files."""
+
     # -- limits -------------------------------------------------------------------------------------
 
     budget: Budget = field(default_factory=Budget)
     """What one rollout may spend on the model."""
+    snapshot_limits: SnapshotLimits = field(default_factory=SnapshotLimits)
+    """What the snapshots may keep, and for how long."""
     timeouts: RolloutTimeouts | None = field(default=None, metadata=NO_OPTION)
     """A deadline for each stage. None: what the task says."""
     agent_timeout: float | None = None
@@ -253,7 +262,7 @@ class RunConfig:
     def from_json(cls, values: Mapping[str, Any], **changes: Any) -> RunConfig:
         """The config of `to_json`, with some fields changed. Raises ConfigError."""
         restored = dict(values)
-        for name, kind in {"budget": Budget, "timeouts": RolloutTimeouts}.items():
+        for name, kind in NESTED.items():
             if name in restored:
                 restored[name] = read_value(kind, restored[name], name)
         return make_config(None, {**restored, **changes})

@@ -24,7 +24,7 @@ from paddock.rollouts.loop.agent import LoopAgent, LoopLimits
 from paddock.rollouts.resume import check_batch_exists
 from paddock.rollouts.sandbox_scene import SandboxScene
 from paddock.rollouts.sandboxes import owned_sandbox, recover
-from paddock.sandbox import choose_backend
+from paddock.sandbox import choose_backend, find_backend
 from paddock.store import Store
 from paddock.tasks.requirements import check_can_run, uses_image
 
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from paddock.sandbox.base import Sandbox, SandboxSpec
     from paddock.sandbox.network.connections import ConnectionRecord
     from paddock.tasks.task import Task
+
+
+DAY_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class RunContext:
         Raises ConfigError if the agent cannot work there, SandboxError for a sandbox that needs consent.
         """
         agent = make_agent(config)
+        if config.snapshots:
+            check_snapshots(config, agent)
         if isinstance(agent, LoopAgent):
             from paddock.rollouts.loop.environment import environment_sessions
 
@@ -164,6 +169,15 @@ class RunContext:
         }
 
 
+def check_snapshots(config: RunConfig, agent: AgentBase) -> None:
+    """Raises ConfigError where there is no work folder that can be read while the agent works."""
+    if isinstance(agent, LoopAgent):
+        raise ConfigError("snapshots are of a work folder, and the agent loop has none", hint="leave snapshots out")
+    if not find_backend(config.sandbox).supports_snapshots:
+        reason = f"the work folder of a {config.sandbox} sandbox cannot be read while the agent works"
+        raise ConfigError(f"there are no snapshots: {reason}", hint="use --sandbox bwrap, or leave snapshots out")
+
+
 def make_agent(config: RunConfig) -> AgentBase:
     if not isinstance(config.agent, str):
         return config.agent
@@ -185,6 +199,8 @@ async def open_run(
     async with open_store(config.store) as store, Upstream() as upstream:
         if config.resume is not None:
             await store.run(check_batch_exists, store, config.resume)
+        if config.snapshots:
+            await store.run(store.expire_snapshots, config.snapshot_limits.days * DAY_SECONDS)
         async with open_endpoint(config, log) as endpoint:
             yield RunContext.create(
                 config, endpoint=endpoint, store=store, upstream=upstream, sessions=sessions, secrets=secrets

@@ -71,7 +71,7 @@ class ImageScene(SandboxScene):
             self._record.verifier_image = describe_image(separate.image)
 
     def _take_sandbox(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
+        self.agent_sandbox = sandbox
         self._record.sandbox_id, self._record.user_ids = sandbox.id, sandbox.user_ids
         self._record.limits = dict(sandbox.limits_enforced)
 

@@ -30,10 +30,12 @@ from paddock.errors import (
     VerifierError,
 )
 from paddock.limits import WHOLE_ANSWER_FACTOR, stall_seconds
+from paddock.rollouts.folder_fidelity import compare_with_source
 from paddock.rollouts.fork import make_replay, write_task
 from paddock.rollouts.judging import AgentTime, Ending, ModelUse, StallLimits, judge_calls, judge_stop
 from paddock.rollouts.recorder import LOG_BYTES, RolloutRecorder
 from paddock.rollouts.scene import AGENT_STAGE, INSTALL_STAGE, OPENING_STAGES, PAUSED_STAGE, ModelAccess
+from paddock.rollouts.snapshots import WorkFolderSnapshots
 from paddock.rollouts.step_log import StepLog
 from paddock.rollouts.steps import total_reward, whole_ending
 from paddock.shielded import run_shielded
@@ -99,6 +101,7 @@ class Rollout:
         self._fork = fork or context.config.fork
         self._replay: Replay | None = None
         self._paused = PausedTime(self._report_pause)
+        self._snapshots: WorkFolderSnapshots | None = None
         self._run_task: asyncio.Task[Any] | None = None
         """The asyncio task that runs `run`; None before it begins and while the outcome is written."""
 
@@ -200,7 +203,7 @@ class Rollout:
                 timed_out = await scene.run_agent(ModelAccess(port.base_url, capture.secret), deadline)
             finally:
                 self._agent_ended = time.monotonic()
-                await run_shielded(self._stop_agent(scene, capture))
+                await run_shielded(self._stop_agent(scene, capture, step))
         return timed_out or capture.exhausted == "time"
 
     def _make_capture(self, scene: Scene, replay: Replay | None) -> Capture:
@@ -211,6 +214,10 @@ class Rollout:
             answer_timeout=context.agent.answer_timeout,
             deadline=self._agent_began + self._agent_seconds if scene.capture_deadline else None,
         )
+        if context.config.snapshots:
+            self._snapshots = WorkFolderSnapshots(
+                lambda: scene.agent_sandbox, self.recorder, context.config.snapshot_limits
+            )
         capture = Capture(
             context.endpoint,
             context.upstream,
@@ -221,6 +228,7 @@ class Rollout:
             replay=replay,
             gate=context.gate,
             paused=self._paused,
+            on_begin=None if self._snapshots is None else self._snapshots.begin,
         )
         # From here on the agent's key is masked too.
         self.recorder.mask = context.mask(capture.secret)
@@ -238,13 +246,23 @@ class Rollout:
         source = await store.run(store.get, point.source)
         return make_replay(point, calls, is_copy=source is None or source.reward is not None)
 
-    async def _stop_agent(self, scene: Scene, capture: Capture) -> None:
+    async def _stop_agent(self, scene: Scene, capture: Capture, step: str) -> None:
         """Stop the capture, then the agent. Afterwards nothing is sampled and no process of the agent runs."""
         await capture.stop()
         await scene.stop_agent(capture.exhausted)
         self.record.proxy_log = capture.log_tail(LOG_BYTES)
+        if self._snapshots is not None:
+            await self._snapshots.finish(step)
+            self.record.snapshots = self._snapshots.to_json()
         if self._replay is not None:
-            self.record.fork["fidelity"] = self.recorder.mask.value(self._replay.report.to_json())
+            self.record.fork["fidelity"] = self.recorder.mask.value(await self._report_fidelity(self._replay))
+
+    async def _report_fidelity(self, replay: Replay) -> dict[str, Any]:
+        report = replay.report.to_json()
+        if self._snapshots is not None:
+            store, pairs = self.context.store, replay.report.pairs
+            report["files"] = await store.run(compare_with_source, store, replay.source, self.calls, pairs)
+        return report
 
     def _judge(self, scene: Scene, *, timed_out: bool) -> Ending:
         use = self._model_use(timed_out=timed_out)
@@ -349,6 +367,8 @@ class Rollout:
         self.recorder.emit("pause", {**record.pauses, "is_paused": is_paused})
 
     async def _save_call(self, call: Call) -> None:
+        if self._snapshots is not None:
+            await self._snapshots.wait_saved(call)
         await self.recorder.save_call(call, self.calls)
 
     def notify(self) -> None:

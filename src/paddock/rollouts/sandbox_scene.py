@@ -78,7 +78,7 @@ class SandboxScene:
             on_connection=recorder.record_connection,
         )
         self._stack = AsyncExitStack()
-        self._sandbox: Sandbox | None = None
+        self.agent_sandbox: Sandbox | None = None
         self._program: AgentRun | None = None
         self._exit = AgentExit(None)
         self._work = EMPTY
@@ -95,7 +95,7 @@ class SandboxScene:
         first = setup_network if setup_network.mode != "no-network" else agent_network
         spec = SandboxSpec(limits=self._task.sandbox, mounts=installed.mounts, network=first, phase="setup")
         async with recorder.stage("sandbox", timeouts.sandbox + SPARE_SECONDS, SandboxError):
-            sandbox = self._sandbox = await self._stack.enter_async_context(self._open_sandbox(spec))
+            sandbox = self.agent_sandbox = await self._stack.enter_async_context(self._open_sandbox(spec))
         self._record.sandbox_id = sandbox.id
         async with recorder.stage("setup", timeouts.setup, TaskError):
             await sandbox.set_network(setup_network, phase="setup")
@@ -237,8 +237,8 @@ class SandboxScene:
 
     @property
     def _opened(self) -> Sandbox:
-        assert self._sandbox is not None, "open comes first"
-        return self._sandbox
+        assert self.agent_sandbox is not None, "open comes first"
+        return self.agent_sandbox
 
 
 async def wait_for_agent(program: AgentRun, deadline: AgentDeadline) -> AgentExit:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paddock.rollouts.judging import Ending, ModelUse
     from paddock.rollouts.rollout import Rollout
     from paddock.rollouts.verifier import VerifierResult
+    from paddock.sandbox.base import Sandbox
     from paddock.sandbox.socket_owners import SocketOwnerFinder
     from paddock.tasks.steps import StepPlan
 
@@ -66,6 +67,8 @@ class Scene(Protocol):
     """Whether there are tests, or a session that scores. If so, an unknown reward is outcome `verifier`."""
     capture_deadline: bool
     """Whether the capture refuses calls when the time is up. An agent program is killed instead."""
+    agent_sandbox: Sandbox | None
+    """Where the files of the agent are. None before `open`, and for an agent that has no sandbox."""
     steps: Sequence[StepPlan]
     """What the agent is asked one after the other. Empty: only the instruction of the task."""
 

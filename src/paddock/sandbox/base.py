@@ -12,7 +12,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from paddock.errors import SandboxError
 from paddock.sandbox.guest.entry import HOME, Entry
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from paddock.sandbox.images.image import Image
     from paddock.sandbox.network.connections import ConnectionRecord
     from paddock.sandbox.socket_owners import SocketOwnerFinder
+
+ResultT = TypeVar("ResultT")
 
 WORKDIR = HOME / "workdir"
 LOGS = PurePosixPath("/logs")
@@ -134,6 +136,9 @@ class Sandbox(ABC):
     """Whether a sandbox can be opened on the files of another one that has ended (`SandboxSpec.extra_layers`).
     A backend with images that cannot has `end_processes`."""
 
+    supports_snapshots: ClassVar[bool] = False
+    """Whether its files can be looked at often while commands run (`with_folder`)."""
+
     id: str
     host_pid: int | None
     """The process on the host with which the sandbox ends. It is stored, so that recovery can kill it."""
@@ -177,6 +182,11 @@ class Sandbox(ABC):
     @abstractmethod
     async def list(self, path: str | PurePosixPath, *, limit: int = 100_000) -> list[Entry]:
         """Everything below a folder, links not followed. Also works after `kill`, until `close`."""
+
+    async def with_folder(self, path: str | PurePosixPath, work: Callable[[int], ResultT]) -> ResultT:
+        """What `work` returns for a descriptor of the folder. It is called on a thread, with the rights of the owner
+        of the files. Also works after `kill`, until `close`."""
+        raise SandboxError(f"the files of a {self.backend} sandbox are not on this machine", hint="use pack")
 
     @abstractmethod
     async def pack(self, path: str | PurePosixPath, *, limit: int, exclude: Sequence[str] = ()) -> bytes:

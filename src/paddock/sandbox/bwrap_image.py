@@ -22,7 +22,7 @@ from paddock.sandbox import image_root, syscall_policy
 from paddock.sandbox.base import TESTS, Mount, host_folder
 from paddock.sandbox.bwrap import MOST_SHARED_MEMORY_BYTES, BwrapSandbox, find_bwrap, find_python
 from paddock.sandbox.file_actions import FileAction, is_refused, perform_in_namespace
-from paddock.sandbox.guest.files import acting_as
+from paddock.sandbox.guest.files import acting_as, resolve_in_image
 from paddock.sandbox.guest.usage import DISK_INTERVAL_SECONDS, PAUSE_FACTOR, disk_use
 from paddock.sandbox.guest_sandbox import failing_paddock_run, sealed_file, write_tests
 from paddock.sandbox.image_sandbox import OWN_USERS, ROOT_HOME, ImageSandbox
@@ -31,7 +31,7 @@ from paddock.sandbox.transports import close_all
 from paddock.sandbox.user_namespace import Identity, find_identity, map_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from paddock.sandbox.base import SandboxSpec
@@ -269,6 +269,9 @@ class ImageBwrapSandbox(ImageSandbox, BwrapSandbox):
                 f"a command cannot run as {user}: this machine gives a sandbox only one id",
                 hint=self.identity.reason,
             )
+
+    def _resolve(self, root: int, parts: Sequence[str]) -> Sequence[str]:
+        return resolve_in_image(root, parts, is_file=False)
 
     def _perform_blocking(self, action: FileAction, root: int, data: bytes) -> bytes:
         action = replace(action, is_root=True)

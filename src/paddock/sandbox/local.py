@@ -28,11 +28,11 @@ from paddock.sandbox.transports import LocalTransport, close_all
 from paddock.shielded import run_shielded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import PurePosixPath
 
-    from paddock.sandbox.base import SandboxSpec
+    from paddock.sandbox.base import ResultT, SandboxSpec
 
 STDERR_BYTES = 16384
 STDERR_SECONDS = 1.0
@@ -44,6 +44,8 @@ OOM_SCORE = 500
 
 class LocalSandbox(GuestSandbox):
     """Use `open_sandbox` to get one."""
+
+    supports_snapshots = True
 
     def __init__(self, sandbox_id: str, spec: SandboxSpec) -> None:
         super().__init__(sandbox_id, spec)
@@ -117,14 +119,35 @@ class LocalSandbox(GuestSandbox):
         await self._perform(FileAction("unpack", self._parts(path), top=self._folder_top), archive)
 
     async def _perform(self, action: FileAction, data: bytes = b"") -> bytes:
+        return await self._with_root(lambda root: self._perform_blocking(action, root, data))
+
+    async def with_folder(self, path: str | PurePosixPath, work: Callable[[int], ResultT]) -> ResultT:
+        parts = self._parts(path)
+
+        def enter(root: int) -> ResultT:
+            with (
+                files.acting_as(self._file_owner, keeps_rights=self._keeps_rights),
+                files.reported_errors(parts),
+                files.entered(root, self._resolve(root, parts)) as folder,
+            ):
+                return work(folder)
+
+        return await self._with_root(enter)
+
+    def _resolve(self, root: int, parts: Sequence[str]) -> Sequence[str]:
+        """The parts of a path to a folder without links, where they may be followed."""
+        return parts
+
+    async def _with_root(self, work: Callable[[int], ResultT]) -> ResultT:
+        """What `work` returns on a thread for a descriptor of the open folder."""
         if self._home_folder is None:
             raise SandboxError(f"sandbox {self.id} is closed")
         # A descriptor of its own, because the sandbox may be closed while the thread is at work.
         root = os.dup(self._home_folder)
 
-        def in_thread() -> bytes:
+        def in_thread() -> ResultT:
             try:
-                return self._perform_blocking(action, root, data)
+                return work(root)
             finally:
                 os.close(root)
 

@@ -261,6 +261,9 @@ class RayRun:
             case "blob":
                 data, self._chunks = b"".join(self._chunks), []
                 await store.run(store.put_blob, data)
+            case "snapshot":
+                data, self._chunks = b"".join(self._chunks), []
+                await store.run(store.put_snapshot, rollout.id, {message.value: data})
 
     def _record_store_error(self, message: LinkMessage, error: StoreError) -> None:
         """As in a local rollout: a lost call invalidates it, a lost event does not."""

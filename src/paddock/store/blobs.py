@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from paddock.store.sequences import WriteCache
 
 HELD_SECONDS = 24 * 3600.0
+UNREFERENCED = (
+    "NOT EXISTS (SELECT 1 FROM blob_references WHERE blob = blobs.id)"
+    " AND NOT EXISTS (SELECT 1 FROM snapshot_references WHERE blob = blobs.id)"
+)
 
 
 def digest_of(data: bytes) -> str:
@@ -85,7 +89,7 @@ def add_reference(connection: sqlite3.Connection, rollout: int, digest: str) -> 
 def delete_unused(connection: sqlite3.Connection, candidates: list[int]) -> int:
     """Delete those of `candidates` that nobody refers to or holds; how many."""
     expired = time.time() - HELD_SECONDS
-    unused = "NOT EXISTS (SELECT 1 FROM blob_references WHERE blob = blobs.id) AND (held = 0 OR held_at < ?)"
+    unused = f"{UNREFERENCED} AND (held = 0 OR held_at < ?)"
     return sum(
         connection.execute(f"DELETE FROM blobs WHERE id = ? AND {unused}", (key, expired)).rowcount
         for key in candidates

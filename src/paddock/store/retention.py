@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from paddock.errors import StoreError
 from paddock.sqlite import read_pragma
-from paddock.store import blobs, recovery
+from paddock.store import blobs, recovery, snapshots
 
 if TYPE_CHECKING:
     import sqlite3
@@ -146,8 +146,8 @@ def _delete_in_batches(database: Database, pruned: Pruned, choose: Choose, batch
         pruned.blobs += batch.blobs
         _free_pages(database, batching)
     with database.write() as connection:
-        unreferenced = "SELECT id FROM blobs WHERE NOT EXISTS (SELECT 1 FROM blob_references WHERE blob = blobs.id)"
-        unused = blobs.delete_unused(connection, [key for (key,) in connection.execute(unreferenced)])
+        unreferenced = connection.execute(f"SELECT id FROM blobs WHERE {blobs.UNREFERENCED}")
+        unused = blobs.delete_unused(connection, [key for (key,) in unreferenced])
     pruned.blobs += unused
     _free_pages(database, batching)
     _truncate_wal(database)
@@ -173,6 +173,7 @@ def _delete(connection: sqlite3.Connection, key: int, rollout_id: str) -> int:
     referenced = [
         blob for (blob,) in connection.execute("SELECT blob FROM blob_references WHERE rollout = ?", (key,))
     ]
+    referenced += snapshots.referenced(connection, key)
     connection.execute("DELETE FROM rollouts WHERE id = ?", (key,))
     recovery.delete_ended_sandboxes(connection, rollout_id)
     return blobs.delete_unused(connection, referenced)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paddock.sqlite import Migration, Schema
-from paddock.store import search
+from paddock.store import search, snapshots
 
 if TYPE_CHECKING:
     import sqlite3
@@ -108,6 +108,7 @@ TABLES = (
     "CREATE INDEX sandboxes_open ON sandboxes (owner) WHERE ended_at IS NULL",
     "CREATE INDEX sandboxes_of_rollout ON sandboxes (rollout_id)",
     *search.TABLES,
+    *snapshots.TABLES,
 )
 
 
@@ -133,6 +134,11 @@ def _list_by_search_index(connection: sqlite3.Connection) -> None:
     connection.execute(search.IN_TIME)
 
 
+def _add_snapshots(connection: sqlite3.Connection) -> None:
+    for statement in snapshots.TABLES:
+        connection.execute(statement)
+
+
 SCHEMA = Schema(
     tables=TABLES,
     migrations=(
@@ -144,6 +150,8 @@ SCHEMA = Schema(
         Migration(_list_by_search_index),
         # 5: calls say which recorded call they repeat. The tables are the same.
         Migration(),
+        # 6: snapshots of work folders have references of their own. Only writers use them.
+        Migration(_add_snapshots),
     ),
     application_id=0x5061646B,
     hint="choose another folder with PADDOCK_STORE",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from paddock.config import PADDOCK_STORE, user_data_folder
 from paddock.errors import StoreError
 from paddock.sqlite import Database, WorkerThread, read_pragma
-from paddock.store import blobs, calls, recovery, retention, rows, search, sequences
+from paddock.store import blobs, calls, recovery, retention, rows, search, sequences, snapshots
 from paddock.store.aborts import Aborts
 from paddock.store.recovery import Owner
 from paddock.store.retention import Reserve
@@ -300,6 +300,12 @@ class Store:
     def get_blob(self, digest: str) -> bytes:
         return blobs.get(self._database, digest)
 
+    def put_snapshot(self, rollout_id: str, contents: Mapping[str, bytes]) -> None:
+        """Store blobs by their digests, to which the rollout refers as long as its snapshots are kept."""
+        with self._database.read() as connection:
+            key = self._key(connection, rollout_id)
+        snapshots.put(self._database, key, contents)
+
     # -- sandboxes --------------------------------------------------------------------------------
 
     def record_sandbox(self, entry: SandboxEntry) -> None:
@@ -334,6 +340,10 @@ class Store:
     def delete(self, rollout_ids: Sequence[str]) -> Pruned:
         """Delete finished rollouts by their whole ids. The result leaves out those that still run."""
         return retention.delete(self._database, self._reserve, rollout_ids)
+
+    def expire_snapshots(self, max_age_seconds: float) -> int:
+        """Delete the snapshots of rollouts that ended longer ago. The rollouts stay. Returns how many it were."""
+        return snapshots.expire(self._database, max_age_seconds)
 
     def size_bytes(self) -> int:
         """The size on the disk."""

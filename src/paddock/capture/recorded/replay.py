@@ -60,6 +60,8 @@ class FidelityReport:
     diverged_at: str | None = None
     """The first recorded call that has no equivalent."""
     divergence: str | None = None
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    """The calls until live sampling begins, with the recorded ones: both rollouts must have the same files there."""
 
     @property
     def state(self) -> str:
@@ -146,6 +148,8 @@ class Replay:
             if repeated[0] is Fidelity.EQUAL and repeated[1] is not None:
                 return Match(repeated[1].call)
             return self._match_unknown(view)
+        if not self._is_live:
+            self.report.pairs.append((call_id, recorded.call.id))
         if not recorded.is_answer:
             self._is_live = True
             self._pending.remove(recorded)

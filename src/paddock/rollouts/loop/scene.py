@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paddock.rollouts.loop.session import Tools, ToolSessions
     from paddock.rollouts.recorder import RolloutRecorder
     from paddock.rollouts.scene import ModelAccess
+    from paddock.sandbox.base import Sandbox
     from paddock.tasks.steps import StepPlan
     from paddock.tasks.task import Task
 
@@ -40,6 +41,7 @@ USED_UP = {"steps": "all steps were used up", "context": CONTEXT}
 
 class LoopScene:
     capture_deadline = True
+    agent_sandbox: Sandbox | None = None
     steps: Sequence[StepPlan] = ()
 
     def __init__(
