@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from paddock.errors import StepCancelled as StepCancelled
     from paddock.errors import StepTimeout as StepTimeout
     from paddock.errors import StoreError as StoreError
+    from paddock.errors import StreamError as StreamError
     from paddock.errors import TargetError as TargetError
     from paddock.errors import TaskError as TaskError
     from paddock.errors import ToolFailure as ToolFailure
@@ -115,6 +116,7 @@ _ERRORS = (
     "StepCancelled",
     "StepTimeout",
     "StoreError",
+    "StreamError",
     "TargetError",
     "TaskError",
     "ToolFailure",

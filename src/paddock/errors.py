@@ -39,7 +39,8 @@ PaddockError
 │   ├── ModelError
 │   ├── SandboxError
 │   ├── VerifierError
-│   └── StoreError
+│   ├── StoreError
+│   └── StreamError
 └── ClientError                    seen by a caller of `Client`
     ├── ConnectFailed
     ├── OutcomeUnknown
@@ -340,6 +341,12 @@ class StoreError(RolloutError):
     """The store cannot be opened, read or written."""
 
     code = "STORE_ERROR"
+
+
+class StreamError(RolloutError):
+    """A stream for a trainer cannot go on, or an update of the weights would make its rollouts too old."""
+
+    code = "STREAM_ERROR"
 
 
 class ClientError(PaddockError):

@@ -38,7 +38,27 @@ class LoopThread:
 
     def call(self, function: Callable[..., Awaitable[T]], /, *arguments: Any, **keywords: Any) -> T:
         """Run an async function on the loop and wait for its result."""
+        running, future = self._submit(function, *arguments, **keywords)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            if self._running is running:
+                raise
+            raise ClientError("the client was closed during the call") from None
+        except BaseException:
+            # The caller was interrupted: nobody else waits for the result.
+            future.cancel()
+            raise
 
+    def submit(
+        self, function: Callable[..., Awaitable[T]], /, *arguments: Any, **keywords: Any
+    ) -> concurrent.futures.Future[T]:
+        """Start an async function on the loop. Cancelling the future cancels it."""
+        return self._submit(function, *arguments, **keywords)[1]
+
+    def _submit(
+        self, function: Callable[..., Awaitable[T]], /, *arguments: Any, **keywords: Any
+    ) -> tuple[RunningLoop, concurrent.futures.Future[T]]:
         async def work() -> T:
             return await function(*arguments, **keywords)
 
@@ -50,18 +70,7 @@ class LoopThread:
             if self._running is None:
                 self._running = RunningLoop(self._name)
                 self._finalizer = weakref.finalize(self, self._running.abandon, self._cleanup)
-            running = self._running
-            future = running.submit(work())
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            if self._running is running:
-                raise
-            raise ClientError("the client was closed during the call") from None
-        except BaseException:
-            # The caller was interrupted: nobody else waits for the result.
-            future.cancel()
-            raise
+            return self._running, self._running.submit(work())
 
     @property
     def is_current(self) -> bool:

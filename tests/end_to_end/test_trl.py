@@ -73,13 +73,21 @@ def test_the_worker_is_what_the_asynchronous_trainer_asks_for(answers: dict[str,
     answer = answers["rollout_worker"]
     assert "failed" not in answer, answer
     assert answer["lacking"] == []
-    assert answer["groups"] == [0] * MEMBERS + [1] * MEMBERS
+    assert sorted(answer["groups"].count(group) for group in set(answer["groups"])) == [MEMBERS, MEMBERS]
     assert answer["off"] < 1e-6
     assert all(ids == mask == logprobs for ids, mask, logprobs in answer["lengths"])
     assert all(trained > 0 for trained in answer["trained"])
     assert answer["given"] == 0
     assert answer["batched"] == 1
-    assert answer["metrics"] == ["rollout/reward_mean", "rollout/sequences", "rollout/unscored"]
+    assert answer["metrics"] == ["rollout/reward_mean", "rollout/sequences", "rollout/staleness"]
+
+
+def test_the_worker_follows_the_versions_of_the_trainer_and_drops_nothing(answers: dict[str, Any]) -> None:
+    answer = answers["rollout_worker"]
+    assert answer["later"] == 2 * MEMBERS
+    assert answer["acknowledged"] >= 6
+    assert answer["dropped"] == 0
+    assert answer["staleness"] <= 1
 
 
 def test_a_worker_that_has_stopped_is_not_healthy(answers: dict[str, Any]) -> None:

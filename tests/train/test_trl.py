@@ -5,22 +5,25 @@ import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import pytest
 
 from paddock import Action, Environment, Observation, State, ToolEnvironment, tool
 from paddock.env import ToolReturn
-from paddock.errors import ConfigError, RolloutError, ToolFailure
+from paddock.errors import ConfigError, PaddockError, RolloutError, ToolFailure
 from paddock.export.samples import Sample
 from paddock.models import Endpoint
 from paddock.rollouts import Task
 from paddock.rollouts.loop import ToolSession
 from paddock.rollouts.loop.environment import EnvironmentSession
+from paddock.store import Store
 from paddock.store.outcome import Outcome
 from paddock.store.record import RolloutRecord
 from paddock.train.episode import EPISODE_OVER, EnvironmentHandle, derive_seed
-from paddock.train.prompt_rollouts import PromptRollouts, SampledRollout, make_prompt_task
+from paddock.train.prompt_rollouts import PromptRollouts, make_prompt_task
+from paddock.train.sampled import SampledRollout
 from paddock.train.trl import RolloutWorker, TrlEnvironment, columns, environment_factory, reward
 
 
@@ -220,11 +223,11 @@ def test_a_group_of_one_cannot_be_compared() -> None:
         RolloutWorker(["go"], "http://127.0.0.1:1", num_generations=1)
 
 
-def test_a_worker_that_breaks_says_why(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     worker = RolloutWorker(["go"], "nonsense", environment=Door, store=tmp_path)
-    worker.start()
-    worker._thread.join(30)
-    with pytest.raises(RolloutError, match="nonsense"):
+    with pytest.raises(PaddockError, match="nonsense"):
+        worker.start()
+    with pytest.raises(RolloutError, match="stopped"):
         worker.check_health(60.0)
     worker.stop()
 
@@ -243,6 +246,9 @@ def test_stopping_a_worker_cuts_off_what_runs(tmp_path: Path) -> None:
     worker = RolloutWorker(["go"], Endpoint("http://127.0.0.1:1/v1", "m"), environment=session, store=tmp_path)
     worker.start()
     assert begun.wait(30)
+    worker.check_health(60.0)
+    with pytest.raises(Empty):
+        worker.rollout_buffer.get_nowait()
     worker.stop()
-    assert not worker._thread.is_alive()
-    assert worker._error is None
+    with Store.open(tmp_path, read_only=True) as store:
+        assert {record.outcome for record in store.list()} == {"cancelled"}

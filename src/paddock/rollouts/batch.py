@@ -121,7 +121,8 @@ class BatchResult:
 
 class Batch:
     """Runs the members of a batch. `on_change` is called with each rollout that changes, `on_settled` with the record
-    that a member ends up with. `make_remote` makes the `RemoteRun` of each rollout; None runs them here."""
+    that a member ends up with. `make_remote` makes the `RemoteRun` of each rollout; None runs them here. Batches that
+    share their dependencies may share a `breaker`."""
 
     def __init__(
         self,
@@ -132,6 +133,7 @@ class Batch:
         on_change: Callable[[Rollout], None] | None = None,
         on_settled: Callable[[RolloutRecord], None] | None = None,
         make_remote: Callable[[], RemoteRun] | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
         config = context.config
         if len({task.id for task in tasks}) < len(tasks):
@@ -146,14 +148,19 @@ class Batch:
         self._on_change = on_change
         self._on_settled = on_settled
         self._make_remote = make_remote
-        self._breaker = CircuitBreaker()
+        self._breaker = breaker or CircuitBreaker()
         self._sources: dict[MemberKey, str] = {}
         """The recorded rollout that a member of a resumed batch continues."""
 
     async def run(self) -> BatchResult:
         """Run every member to its outcome. Cancelling it cancels the running rollouts."""
-        settled = await self._store.run(self._settled_members)
         slots = asyncio.Semaphore(self.context.config.parallel)
+        return BatchResult(self.batch_id, await self.run_members(self.members, slots))
+
+    async def run_members(self, members: Sequence[Member], slots: asyncio.Semaphore) -> list[RolloutRecord]:
+        """Run some members, as many at a time as `slots` has, which several batches may share. Returns their last
+        records, in order."""
+        settled = await self._store.run(self._settled_members)
 
         async def settle(member: Member) -> RolloutRecord:
             earlier = settled.get(member.key)
@@ -163,8 +170,8 @@ class Batch:
             return record
 
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(settle(member)) for member in self.members]
-        return BatchResult(self.batch_id, [task.result() for task in running])
+            running = [group.create_task(settle(member)) for member in members]
+        return [task.result() for task in running]
 
     def set_weight_version(self, version: Version) -> None:
         """The model has other weights from now on: calls that begin keep this version."""

@@ -202,10 +202,10 @@ class McpEndpoint:
         if session.attachment is not None:
             await _reply(send, 409, {"detail": "a stream is open for this session already"})
             return
-        await Stream(session).hold(receive, send)
+        await EventStream(session).hold(receive, send)
 
 
-class Stream:
+class EventStream:
     """The open GET of an MCP client: attached to its session for as long as it lasts."""
 
     def __init__(self, session: Session) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from paddock.export.samples import Sample
     from paddock.models.endpoint import Endpoint
-    from paddock.train.prompt_rollouts import SampledRollout
+    from paddock.train.sampled import SampledRollout
     from paddock.types import ToolInfo
 
 TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)

@@ -20,7 +20,7 @@ from paddock.models.weight_version import Weights
 from paddock.train.prompt_rollouts import PromptRollouts
 
 if TYPE_CHECKING:
-    from paddock.train.prompt_rollouts import SampledRollout
+    from paddock.train.sampled import SampledRollout
 
 VERL_OPTIONS = (
     "trainer_config",

@@ -38,6 +38,7 @@ from paddock.models import Endpoint
 from paddock.rollouts import Budget
 from paddock.rollouts.loop import LoopAgent, LoopLimits
 from paddock.train import trl as integrations
+from paddock.train.stream_config import StreamConfig
 
 torch.set_num_threads(1)
 logging.disable(logging.WARNING)
@@ -207,18 +208,28 @@ def differences(model: Any, trainer: Any, roll_out: Callable[..., dict[str, Any]
 
 
 def rollout_worker(url: str) -> dict[str, Any]:
-    with Serving(warm_model()) as (_, endpoint), tempfile.TemporaryDirectory() as folder:
-        worker = integrations.RolloutWorker(["0", "1"], endpoint, num_generations=MEMBERS, **options(url, folder))
+    config = StreamConfig(batch_size=2, max_staleness=1, zero_advantage="keep")
+    model = deepcopy(warm_model())
+    version = model.version = 3
+    with Serving(model) as (_, endpoint), tempfile.TemporaryDirectory() as folder:
+        worker = integrations.RolloutWorker(
+            ["0", "1"], endpoint, num_generations=MEMBERS, config=config, parallel=16, **options(url, folder)
+        )
         needed = [name for name in vars(async_grpo_trainer.RolloutWorkerProtocol) if not name.startswith("_")]
         lacking = [name for name in needed if not hasattr(worker, name)]
-        worker.update_model_version(3)
+        worker.update_model_version(version)
         worker.start()
         dataset = async_grpo_trainer.RolloutQueueDataset(
-            worker.rollout_buffer, lambda: 3, worker.check_health, 60.0, defaultdict(list), poll_interval_s=0.2
+            worker.rollout_buffer, lambda: version, worker.check_health, 60.0, defaultdict(list), poll_interval_s=0.2
         )
         source = iter(dataset)
         rows = [next(source) for _ in range(2 * MEMBERS)]
         batch = list(zip(range(1), async_grpo_trainer.FixedCountBatcher(iter(rows), 2 * MEMBERS, 1), strict=False))
+        for version in (4, 5, 6):
+            model.version = version
+            worker.update_model_version(version)
+            later = [next(source) for _ in range(2 * MEMBERS)]
+        acknowledged = worker.stream.statistics().acknowledged
         worker.check_health(60.0)
         worker.stop()
         metrics = worker.metrics_queue.get_nowait()
@@ -229,12 +240,16 @@ def rollout_worker(url: str) -> dict[str, Any]:
         stopped = type(error).__name__
     return {
         "lacking": lacking,
-        "groups": sorted(row["group_id"] for row in rows),
+        "groups": [row["group_id"] for row in rows],
         "off": max(abs(row["advantage"] - expected(row, rows)) for row in rows),
         "lengths": [[len(row[name]) for name in ("input_ids", "completion_mask", "old_log_probs")] for row in rows],
         "trained": [int(row["completion_mask"].sum()) for row in rows],
         "given": max(float(abs(row["old_log_probs"][row["completion_mask"] == 0]).max()) for row in rows),
         "batched": len(batch),
+        "later": len(later),
+        "acknowledged": acknowledged,
+        "dropped": sum(dataset.metrics["sample/dropped_stale_total"]),
+        "staleness": max(dataset.metrics["sample/staleness_max"]),
         "metrics": sorted(metrics),
         "stopped": stopped,
     }
