@@ -84,8 +84,17 @@ def tools(source: random.Random) -> list[dict[str, Any]]:
     ]
 
 
-def growing_calls(count: int, *, seed: int = 1, output_bytes: int = 3000) -> Iterator[Call]:
-    """A coding agent at work: each prompt is the one before, what the model said, and a tool's output."""
+def growing_calls(
+    count: int,
+    *,
+    seed: int = 1,
+    answer_bytes: int = 250,
+    output_bytes: int = 3000,
+    branch: int | None = None,
+    branch_seed: int = 0,
+) -> Iterator[Call]:
+    """A coding agent at work: each prompt is the one before, what the model said, and a tool's output. From call
+    `branch` on, it does something else, which depends on `branch_seed`."""
     source = random.Random(seed)
     shared = random.Random(0)
     tokenize = Tokenizer()
@@ -97,7 +106,9 @@ def growing_calls(count: int, *, seed: int = 1, output_bytes: int = 3000) -> Ite
     prompt = tokenize(" ".join(str(message["content"]) for message in messages) + str(offered))
     prefixes = PrefixTree()
     for index in range(count):
-        content = prose(source, 250)
+        if index == branch:
+            source = random.Random(branch_seed)
+        content = prose(source, answer_bytes)
         sampled = tokenize(content)
         arguments = orjson.dumps({"command": prose(source, 120)}).decode()
         name = {"id": f"call_{index}", "type": "function", "function": {"name": "bash", "arguments": arguments}}

@@ -170,7 +170,7 @@ def test_calls_of_before_have_no_caller_and_the_temperature_that_was_sent(tmp_pa
     connection.commit()
     connection.close()
     with Store.open(tmp_path, read_only=True) as store:
-        assert store.is_current
+        assert not store.is_current
         [whole] = store.calls("r-two")
         [(_, [sampled])] = store.query(bulk_read.read, [1])
         for call in (whole, sampled):

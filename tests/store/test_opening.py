@@ -9,6 +9,7 @@ import pytest
 from paddock.errors import StoreError
 from paddock.store import Store
 from paddock.store.record import RolloutRecord
+from paddock.store.schema import SCHEMA
 from paddock.store.store import default_folder
 
 from .children import go, running, start
@@ -44,7 +45,7 @@ def test_the_settings_are_those_promised(store: Store) -> None:
         assert setting("foreign_keys") == 1
         assert setting("busy_timeout") == 10_000
         assert setting("auto_vacuum") == 2
-        assert setting("user_version") == 6
+        assert setting("user_version") == SCHEMA.version
 
 
 def test_what_was_stored_is_there_when_opened_again(tmp_path: Path) -> None:

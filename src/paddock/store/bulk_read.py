@@ -13,18 +13,20 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from paddock.capture.trace import Call, Caller, Level, LogprobsKind, Role
+from paddock.store import calls, replayed
 from paddock.store.calls import PACKED, SUMMARY_FIELDS, summary
 from paddock.store.outcome import Outcome
 from paddock.store.packing import ID_BYTES, UNCOMPRESSED, PrefixedIds, decode, decompress, floats_array, ids_array
 from paddock.store.record import RolloutRecord
-from paddock.store.sequences import TOKENS, SharedEnds, join
+from paddock.store.sequences import MAX_KEYS, TOKENS, SharedEnds, decompress_middle, join, with_bases
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
-MAX_KEYS = 500
-"""Keys that one query may name."""
+    RepeatedCall = tuple[int, dict[str, Any], bytes, bytes]
+    """A replayed call: the key of the fork, the head, completion and logprobs."""
+
 _PLAIN = UNCOMPRESSED + PACKED
 """How most arrays of numbers begin: neither compressed nor JSON. They are unpacked without a function call."""
 _ROLES = {role.value: role for role in Role}
@@ -80,28 +82,45 @@ def read(connection: sqlite3.Connection, keys: Sequence[int]) -> list[tuple[Roll
     marks = ", ".join("?" * len(keys))
     heads = connection.execute(f"SELECT id, head FROM rollouts WHERE id IN ({marks})", keys).fetchall()
     records = {key: _record(head) for key, head in heads}
-    prompts = _prompts(connection, marks, keys)
-    calls: dict[int, list[Call]] = defaultdict(list)
+    repeated = _read_repeated(connection, keys)
+    prompts = _prompts(connection, marks, keys, repeated)
+    sampled: dict[int, list[Call]] = defaultdict(list)
     for rollout, packed_summary, completion, logprobs, head in connection.execute(
         "SELECT rollout, brief, completion, logprobs, CASE WHEN brief IS NULL THEN head END"
         f" FROM calls WHERE rollout IN ({marks})",
         keys,
     ):
         values = decode(packed_summary) if head is None else _summary_of_head(decode(decompress(head)))
-        calls[rollout].append(_call(values, completion, logprobs, prompts))
-    for sampled in calls.values():
-        sampled.sort(key=_order)
-    return [(records[key], calls[key]) for key in keys if key in records]
+        sampled[rollout].append(_call(values, completion, logprobs, prompts))
+    for rollout, changed_head, completion, logprobs in repeated:
+        sampled[rollout].append(_call(_summary_of_head(changed_head), completion, logprobs, prompts))
+    for ordered in sampled.values():
+        ordered.sort(key=_order)
+    return [(records[key], sampled[key]) for key in keys if key in records]
 
 
-def _prompts(connection: sqlite3.Connection, marks: str, keys: Sequence[int]) -> dict[int, PrefixedIds]:
+def _read_repeated(connection: sqlite3.Connection, keys: Sequence[int]) -> list[RepeatedCall]:
+    """The replayed calls of those rollouts that are forks."""
+    return [
+        (rollout, *calls.read_reference(connection, reference)[:3])
+        for rollout, references in replayed.load_many(connection, keys).items()
+        for reference in references.values()
+    ]
+
+
+def _prompts(
+    connection: sqlite3.Connection, marks: str, keys: Sequence[int], repeated: Sequence[RepeatedCall]
+) -> dict[int, PrefixedIds]:
     """The ids of every prompt, as the difference to the one that it builds on."""
     prompts: dict[int, PrefixedIds] = {}
-    for key, base, head, tail, middle in connection.execute(
-        f"SELECT id, base, head, tail, middle FROM sequences WHERE rollout IN ({marks}) AND kind = ? ORDER BY id",
+    rows = connection.execute(
+        "SELECT id, kind, base, head, tail, middle FROM sequences"
+        f" WHERE rollout IN ({marks}) AND kind = ? ORDER BY id",
         (*keys, TOKENS),
-    ):
-        added = decompress(middle)
+    ).fetchall()
+    others = [head["prompt"] for _, head, _, _ in repeated if head.get("prompt") is not None]
+    for key, _, base, head, tail, middle in with_bases(connection, rows, others):
+        added = decompress_middle(middle, lambda key: prompts[key].tobytes())
         if tail:
             ends = SharedEnds(head * ID_BYTES, tail * ID_BYTES)
             prompts[key] = PrefixedIds(join(prompts[base].tobytes(), ends, added))

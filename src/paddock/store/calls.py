@@ -10,9 +10,10 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paddock.capture.trace import Call, Caller, Level, LogprobsKind, Role, sent_temperature
-from paddock.store import blobs, sequences
+from paddock.store import blobs, replayed, sequences
 from paddock.store.packing import (
     compress,
+    compress_head,
     decode,
     decode_list,
     decompress,
@@ -25,7 +26,7 @@ from paddock.store.packing import (
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from paddock.store.sequences import WriteCache
 
@@ -51,12 +52,14 @@ SUMMARY_FIELDS = (
     "weight_version", "admitted_version", "caller", "caller_reason", "logprobs_kind", "token_problem",
     "replayed_from", "is_copy",
 )  # fmt: skip
+_WHOLE = "head, completion, logprobs, texts, tops"
 PACKED = b"p"
 _JSON = b"j"
 
 
 def save(connection: sqlite3.Connection, cache: WriteCache, call: Call) -> None:
     """Insert or replace a call."""
+    source = replayed.find_source_row(connection, cache, call)
     head: dict[str, Any] = {name: getattr(call, name) for name in _HEAD_FIELDS}
     head["request"] = _split_body(connection, cache, call.request)
     head["forwarded"] = _split_body(connection, cache, call.forwarded)
@@ -65,17 +68,24 @@ def save(connection: sqlite3.Connection, cache: WriteCache, call: Call) -> None:
         head["prompt_token_ids"] = call.prompt_token_ids
     elif prompt:
         head["prompt"] = sequences.save_tokens(connection, cache, prompt)
+    columns = (
+        _pack(call.completion_token_ids, pack_ids(call.completion_token_ids)),
+        _pack(call.logprobs, pack_floats(call.logprobs)),
+        compress(encode(call.tokens)),
+        compress(encode(call.top_logprobs)),
+    )
+    if source is not None and source[1][1:] == columns and is_base(source[1][0], head):
+        replayed.save(connection, cache, call.id, source[0], source[1][0], head)
+        return
+    replayed.forget(connection, cache, call.id)
     connection.execute(
         _SAVE,
         (
             cache.key,
             call.id,
             call.index,
-            compress(encode(head)),
-            _pack(call.completion_token_ids, pack_ids(call.completion_token_ids)),
-            _pack(call.logprobs, pack_floats(call.logprobs)),
-            compress(encode(call.tokens)),
-            compress(encode(call.top_logprobs)),
+            compress_head(encode(head)),
+            *columns,
             len(call.prompt_token_ids),
             len(call.completion_token_ids),
             logprob_sum(call.logprobs),
@@ -84,30 +94,65 @@ def save(connection: sqlite3.Connection, cache: WriteCache, call: Call) -> None:
     )
 
 
+def is_base(source: Mapping[str, Any], head: Mapping[str, Any]) -> bool:
+    """Whether a head has all fields of a source's, so that the two differ by values only."""
+    return source.keys() <= head.keys()
+
+
 def load(connection: sqlite3.Connection, rollout: int) -> list[Call]:
     """All calls of a rollout, in their order."""
     read_blob = blobs.Reader(connection)
-    tokens, messages = sequences.load(connection, rollout, read_blob)
-    calls = []
-    for head, completion, logprobs, texts, tops in connection.execute(
-        "SELECT head, completion, logprobs, texts, tops FROM calls WHERE rollout = ? ORDER BY position, rowid",
-        (rollout,),
-    ):
-        values = decode(decompress(head))
-        if texts is not None:
-            values["tokens"], values["top_logprobs"] = decode(decompress(texts)), decode(decompress(tops))
-        prompt = values.pop("prompt", None)
-        values.setdefault("prompt_token_ids", [] if prompt is None else unpack_ids(tokens[prompt]))
-        values["request"] = join_body(values["request"], messages, read_blob)
-        values["forwarded"] = join_body(values["forwarded"], messages, read_blob)
-        values["role"] = Role(values["role"])
-        values["level"] = Level(values["level"])
-        values["caller"] = Caller(values.get("caller", Caller.UNKNOWN))
-        values["logprobs_kind"] = LogprobsKind(values.get("logprobs_kind", LogprobsKind.UNKNOWN))
-        values["completion_token_ids"] = unpack(completion, unpack_ids)
-        values["logprobs"] = unpack(logprobs, unpack_floats)
-        calls.append(Call(**values))
-    return calls
+    heads = connection.execute(
+        f"SELECT {_WHOLE} FROM calls WHERE rollout = ? ORDER BY position, rowid", (rollout,)
+    ).fetchall()
+    stored = [(decode(decompress(head)), *columns) for head, *columns in heads]
+    references = replayed.load(connection, rollout)
+    if references:
+        stored += [read_reference(connection, reference) for reference in references.values()]
+        stored.sort(key=lambda values: int(values[0]["index"]))
+    others = {key for values, *_ in stored for key in _sequence_keys(values)} if references else ()
+    tokens, messages = sequences.load(connection, rollout, read_blob, others)
+    return [_make_call(*values, tokens=tokens, messages=messages, read_blob=read_blob) for values in stored]
+
+
+def read_reference(connection: sqlite3.Connection, reference: replayed.CallReference) -> tuple[Any, ...]:
+    """The row of a replayed call: head, completion, logprobs, texts, tops."""
+    head, *columns = connection.execute(
+        f"SELECT {_WHOLE} FROM calls WHERE rollout = ? AND call_id = ?", (reference.rollout, reference.call_id)
+    ).fetchone()
+    return ({**decode(decompress(head)), **reference.changes}, *columns)
+
+
+def _sequence_keys(head: Mapping[str, Any]) -> list[int]:
+    """The sequences that a head names."""
+    keys = [value for body in ("request", "forwarded") for _, kind, value in head[body] if kind == "sequence"]
+    return keys if head.get("prompt") is None else [*keys, head["prompt"]]
+
+
+def _make_call(
+    values: dict[str, Any],
+    completion: bytes,
+    logprobs: bytes,
+    texts: bytes | None,
+    tops: bytes,
+    *,
+    tokens: dict[int, bytes],
+    messages: dict[int, list[bytes]],
+    read_blob: blobs.Reader,
+) -> Call:
+    if texts is not None:
+        values["tokens"], values["top_logprobs"] = decode(decompress(texts)), decode(decompress(tops))
+    prompt = values.pop("prompt", None)
+    values.setdefault("prompt_token_ids", [] if prompt is None else unpack_ids(tokens[prompt]))
+    values["request"] = join_body(values["request"], messages, read_blob)
+    values["forwarded"] = join_body(values["forwarded"], messages, read_blob)
+    values["role"] = Role(values["role"])
+    values["level"] = Level(values["level"])
+    values["caller"] = Caller(values.get("caller", Caller.UNKNOWN))
+    values["logprobs_kind"] = LogprobsKind(values.get("logprobs_kind", LogprobsKind.UNKNOWN))
+    values["completion_token_ids"] = unpack(completion, unpack_ids)
+    values["logprobs"] = unpack(logprobs, unpack_floats)
+    return Call(**values)
 
 
 def summary(call: Call, prompt: int | None) -> list[Any]:

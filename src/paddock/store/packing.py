@@ -18,11 +18,33 @@ _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _STDLIB_MARK = b" "
 """In front of JSON that only the standard library decodes without loss: NaN, lone surrogates, long integers."""
 UNCOMPRESSED = b"\0"
+WITH_DICTIONARY = b"\1"
+"""In front of a zstd frame that needs the dictionary it was written with."""
 ID_BYTES = 4
+CALL_HEAD = b"\2"
+"""In front of a zstd frame with `_TYPICAL_CALL_HEAD` as its dictionary."""
+_TYPICAL_CALL_HEAD = (
+    b'{"id":"c0","index":0,"dialect":"anthropic","dialect":"responses","dialect":"chat","role":"subagent"'
+    b',"role":"agent","session":"ses_","session":null,"message":{"role":"assistant","content":null,"reasoning_content":"'
+    b'","content":"","tool_calls":[{"id":"call_","type":"function","function":{"name":"bash","arguments":"{\\"command\\":'
+    b'\\"\\"}"}}]},"finish_reason":"stop","finish_reason":"tool_calls","usage":{"prompt_tokens":1000,"completion_tokens":'
+    b'100,"total_tokens":1100},"status":200,"error":null,"aborted":false,"attempts":[],"started":1700000000.1,'
+    b'"first_token":1700000000.2,"ended":1700000000.3,"engine":"vllm","model":"","weight_version":null,'
+    b'"admitted_version":null,"level":"tokens","parent":"c1","shared_tokens":1000,"caller":"unknown","caller":"agent",'
+    b'"caller_reason":null,"temperature":1.0,"logprobs_kind":"processed","logprobs_kind":"raw","token_problem":null,'
+    b'"step":"","replayed_from":null,"is_copy":false,"request":[["model","value","'
+    b'"],["messages","sequence",100],["tools","blob",1],["tool_choice","value","auto"],["temperature","value",1.0],'
+    b'["max_tokens","value",32000],["stream","value",true],["stream_options","value",{"include_usage":true}]],'
+    b'"forwarded":[["model","value",""],["logprobs","value",true],["top_logprobs","value",0],'
+    b'["return_token_ids","value",true]],"prompt":100}'
+)
+"""What most heads of calls have. Never change it: stored heads could not be read any more."""
 _MIN_BYTES = 96
 """Shorter data gains nothing from compression."""
 _MAX_RATIO = 0.75
 """How small it has to become. Opening a zstd frame costs as much as reading kilobytes, and ids hardly shrink."""
+_MAX_RATIO_WITH_DICTIONARY = 0.5
+"""How small a difference has to be compared with a frame that can be read alone."""
 
 
 def encode(value: Any) -> bytes:
@@ -122,6 +144,9 @@ class _Compression(threading.local):
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=3)
         self.decompressor = zstandard.ZstdDecompressor()
+        heads = zstandard.ZstdCompressionDict(_TYPICAL_CALL_HEAD, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        self.head_compressor = zstandard.ZstdCompressor(level=3, dict_data=heads)
+        self.head_decompressor = zstandard.ZstdDecompressor(dict_data=heads)
 
 
 _compression = _Compression()
@@ -136,11 +161,31 @@ def compress(data: bytes) -> bytes:
     return UNCOMPRESSED + data
 
 
-def decompress(data: bytes) -> bytes:
+def compress_head(data: bytes) -> bytes:
+    """The head of a call; it has about half of the size that `compress` gives it."""
+    return CALL_HEAD + _compression.head_compressor.compress(data)
+
+
+def compress_against(dictionary: bytes, data: bytes) -> bytes | None:
+    """`data` as its difference to `dictionary`, which `decompress` needs too; None if they are not alike."""
+    if len(data) < _MIN_BYTES or not dictionary:
+        return None
+    raw = zstandard.ZstdCompressionDict(dictionary, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    difference = zstandard.ZstdCompressor(level=3, dict_data=raw).compress(data)
+    is_alike = len(difference) <= len(compress(data)) * _MAX_RATIO_WITH_DICTIONARY
+    return WITH_DICTIONARY + difference if is_alike else None
+
+
+def decompress(data: bytes, dictionary: bytes = b"") -> bytes:
     """Raises StoreError for what `compress` never wrote: a damaged file."""
     if data.startswith(UNCOMPRESSED):
         return data[1:]
     try:
+        if data.startswith(CALL_HEAD):
+            return _compression.head_decompressor.decompress(data[1:])
+        if data.startswith(WITH_DICTIONARY):
+            raw = zstandard.ZstdCompressionDict(dictionary, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+            return zstandard.ZstdDecompressor(dict_data=raw).decompress(data[1:])
         return _compression.decompressor.decompress(data)
     except zstandard.ZstdError as error:
         raise _damaged(error) from error

@@ -7,17 +7,16 @@ of them than the caller needs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
-from paddock.store import blobs, calls
+from paddock.store import calls, replayed
 from paddock.store.packing import ID_BYTES, decode, decompress, unpack_floats, unpack_ids
-from paddock.store.sequences import Items, LruCache, SharedEnds, decode_items, join
+from paddock.store.sequences import PromptReader
 
 if TYPE_CHECKING:
     import sqlite3
 
-CACHED_SEQUENCES = 16
-"""Sequences that are cached whole; a new one nearly always builds on one of the last few."""
+    from paddock.store.replayed import CallReference
 
 
 @dataclass(slots=True)
@@ -60,14 +59,24 @@ _HEAD = "call_id, head, prompt_tokens, completion_tokens, logprob_sum"
 def heads(connection: sqlite3.Connection, rollout: int) -> list[CallHead]:
     """All calls, in the order in which they began."""
     rows = connection.execute(f"SELECT {_HEAD} FROM calls WHERE rollout = ? ORDER BY position, rowid", (rollout,))
-    return [_head(connection, rollout, *row) for row in rows.fetchall()]
+    stored = [_head(connection, rollout, *row) for row in rows.fetchall()]
+    references = replayed.load(connection, rollout)
+    if references:
+        stored += [_referenced_head(connection, reference) for reference in references.values()]
+        stored.sort(key=lambda each: int(each.values["index"]))
+    return stored
 
 
 def head(connection: sqlite3.Connection, rollout: int, call_id: str) -> CallHead | None:
+    reference = replayed.locate(connection, rollout, call_id)
+    return None if reference is None else _referenced_head(connection, reference)
+
+
+def _referenced_head(connection: sqlite3.Connection, reference: CallReference) -> CallHead:
     row = connection.execute(
-        f"SELECT {_HEAD} FROM calls WHERE rollout = ? AND call_id = ?", (rollout, call_id)
+        f"SELECT {_HEAD} FROM calls WHERE rollout = ? AND call_id = ?", (reference.rollout, reference.call_id)
     ).fetchone()
-    return None if row is None else _head(connection, rollout, *row)
+    return _head(connection, reference.rollout, *row, changes=reference.changes)
 
 
 def _head(
@@ -78,8 +87,11 @@ def _head(
     prompt_tokens: int | None,
     completion_tokens: int | None,
     logprob_sum: float | None,
+    *,
+    changes: dict[str, Any] | None = None,
 ) -> CallHead:
     values = decode(decompress(data))
+    values.update(changes or {})
     prompt, plain = values.pop("prompt", None), values.pop("prompt_token_ids", [])
     for name in ("tokens", "top_logprobs"):
         values.pop(name, None)
@@ -94,8 +106,11 @@ def _head(
 
 def completion(connection: sqlite3.Connection, rollout: int, call_id: str, *, texts: bool = True) -> StoredCompletion:
     """The completion of one call; without `texts`, only ids and logprobs."""
+    reference = replayed.locate(connection, rollout, call_id)
+    assert reference is not None
+    place = (reference.rollout, reference.call_id)
     ids, logprobs, packed_texts, packed_tops = connection.execute(
-        "SELECT completion, logprobs, texts, tops FROM calls WHERE rollout = ? AND call_id = ?", (rollout, call_id)
+        "SELECT completion, logprobs, texts, tops FROM calls WHERE rollout = ? AND call_id = ?", place
     ).fetchone()
     sampled = StoredCompletion(calls.unpack(ids, unpack_ids), calls.unpack(logprobs, unpack_floats), [], [])
     if not texts:
@@ -104,9 +119,7 @@ def completion(connection: sqlite3.Connection, rollout: int, call_id: str, *, te
         sampled.texts, sampled.tops = decode(decompress(packed_texts)), decode(decompress(packed_tops))
         return sampled
     # Written by version 1, whose head holds the texts.
-    (data,) = connection.execute(
-        "SELECT head FROM calls WHERE rollout = ? AND call_id = ?", (rollout, call_id)
-    ).fetchone()
+    (data,) = connection.execute("SELECT head FROM calls WHERE rollout = ? AND call_id = ?", place).fetchone()
     values = decode(decompress(data))
     sampled.texts, sampled.tops = values.get("tokens", []), values.get("top_logprobs", [])
     return sampled
@@ -115,17 +128,19 @@ def completion(connection: sqlite3.Connection, rollout: int, call_id: str, *, te
 def find_texts(connection: sqlite3.Connection, rollout: int, token_ids: set[int]) -> dict[int, str]:
     """The texts of those ids that were sampled somewhere in the rollout. The latest calls are read first."""
     missing, texts_by_id = set(token_ids), dict[int, str]()
-    names = "SELECT call_id FROM calls WHERE rollout = ? ORDER BY position DESC, rowid DESC"
-    for (name,) in connection.execute(names, (rollout,)).fetchall():
+    names = "SELECT rollout, call_id FROM calls WHERE rollout = ? ORDER BY position DESC, rowid DESC"
+    places = connection.execute(names, (rollout,)).fetchall()
+    places += [(each.rollout, each.call_id) for each in reversed(replayed.load(connection, rollout).values())]
+    for place in places:
         if not missing:
             break
         (packed,) = connection.execute(
-            "SELECT completion FROM calls WHERE rollout = ? AND call_id = ?", (rollout, name)
+            "SELECT completion FROM calls WHERE rollout = ? AND call_id = ?", place
         ).fetchone()
         ids = calls.unpack(packed, unpack_ids)
         if missing.isdisjoint(ids):
             continue
-        texts = _texts(connection, rollout, name)
+        texts = _texts(connection, *place)
         if len(texts) == len(ids):
             new = {number: text for number, text in zip(ids, texts, strict=True) if number in missing}
             texts_by_id.update(new)
@@ -141,58 +156,3 @@ def _texts(connection: sqlite3.Connection, rollout: int, call_id: str) -> list[s
         return completion(connection, rollout, call_id).texts
     texts: list[str] = decode(decompress(packed))
     return texts
-
-
-class _SequenceReader(Generic[Items]):
-    """Sequences of one rollout, expanded. Read in the order of the calls, each costs its new part."""
-
-    def __init__(self, empty: Items, width: int) -> None:
-        self._empty: Items = empty
-        self._width = width
-        self._cache: LruCache[Items] = LruCache(CACHED_SEQUENCES)
-
-    def _read(self, connection: sqlite3.Connection, key: int) -> Items:
-        rows = []
-        base: int | None = key
-        while base is not None and base not in self._cache:
-            query = "SELECT base, head, tail, middle FROM sequences WHERE id = ?"
-            base, *row = connection.execute(query, (base,)).fetchone()
-            rows.append(row)
-        items = self._empty if base is None else self._cache[base]
-        for head, tail, middle in reversed(rows):
-            ends = SharedEnds(head * self._width, tail * self._width)
-            items = join(items, ends, self._decode(connection, decompress(middle)))
-        self._cache.put(key, items)
-        return items
-
-    def _decode(self, connection: sqlite3.Connection, data: bytes) -> Items:
-        raise NotImplementedError
-
-
-class PromptReader(_SequenceReader[bytes]):
-    """The prompts of one rollout, as packed ids."""
-
-    def __init__(self) -> None:
-        super().__init__(b"", ID_BYTES)
-
-    def get(self, connection: sqlite3.Connection, key: int | None) -> bytes:
-        return b"" if key is None else self._read(connection, key)
-
-    def _decode(self, connection: sqlite3.Connection, data: bytes) -> bytes:
-        return data
-
-
-class ConversationReader(_SequenceReader[list[bytes]]):
-    """The conversations of one rollout, as encoded messages."""
-
-    def __init__(self) -> None:
-        super().__init__([], 1)
-
-    def get(self, connection: sqlite3.Connection, key: int) -> tuple[list[bytes], int | None, int]:
-        """The messages, the key of a cached sequence that they build on, and how many messages they share with it."""
-        base, shared = connection.execute("SELECT base, head FROM sequences WHERE id = ?", (key,)).fetchone()
-        messages = self._read(connection, key)
-        return messages, base if base in self._cache else None, shared
-
-    def _decode(self, connection: sqlite3.Connection, data: bytes) -> list[bytes]:
-        return decode_items(data, blobs.Reader(connection))

@@ -1,6 +1,7 @@
 """Disk space: deleting rollouts shrinks the file; a reserve serves a full disk.
 
 `prune` deletes those that finished first, `delete` those that are named. Running rollouts are never deleted.
+What forks need of a rollout stays until they are deleted: see `tree`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from paddock.errors import StoreError
 from paddock.sqlite import read_pragma
-from paddock.store import blobs, recovery, snapshots
+from paddock.store import blobs, recovery, snapshots, tree
 
 if TYPE_CHECKING:
     import sqlite3
@@ -170,12 +171,25 @@ def _next_to_prune(
 
 
 def _delete(connection: sqlite3.Connection, key: int, rollout_id: str) -> int:
+    recovery.delete_ended_sandboxes(connection, rollout_id)
+    if tree.is_needed(connection, key):
+        return tree.retire(connection, key, rollout_id)
+    deleted = 0
+    unneeded: int | None = key
+    while unneeded is not None:
+        source = tree.source_of(connection, unneeded)
+        deleted += _delete_rows(connection, unneeded)
+        unneeded = tree.next_unneeded(connection, source)
+    return deleted
+
+
+def _delete_rows(connection: sqlite3.Connection, key: int) -> int:
+    """Delete a rollout with everything of it; how many blobs went with it."""
     referenced = [
         blob for (blob,) in connection.execute("SELECT blob FROM blob_references WHERE rollout = ?", (key,))
     ]
     referenced += snapshots.referenced(connection, key)
     connection.execute("DELETE FROM rollouts WHERE id = ?", (key,))
-    recovery.delete_ended_sandboxes(connection, rollout_id)
     return blobs.delete_unused(connection, referenced)
 
 

@@ -1,7 +1,8 @@
 """Rows of a rollout beside its calls: the record, its long texts, its events and its later scores.
 
 The head of a record holds all small values as JSON and is what is read back; the columns beside it are only
-searched. Long texts ("bodies") have rows of their own, so that lists need not read them.
+searched. Long texts ("bodies") have rows of their own, so that lists need not read them. Those of a fork are
+compressed against those of its source.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 from paddock.capture.trace import Event
 from paddock.errors import StoreError
-from paddock.store import blobs, search
+from paddock.store import blobs, replayed, search, tree
 from paddock.store.outcome import Outcome
-from paddock.store.packing import compress, decode, decompress, encode
+from paddock.store.packing import WITH_DICTIONARY, compress, compress_against, decode, decompress, encode
 from paddock.store.record import RolloutRecord
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def insert(connection: sqlite3.Connection, record: RolloutRecord, owner: str) ->
     ).lastrowid
     assert key is not None
     search.save(connection, key, values)
+    tree.add(connection, key, record)
     return key
 
 
@@ -95,6 +97,7 @@ def _update(
 def save_bodies(connection: sqlite3.Connection, cache: WriteCache, record: RolloutRecord) -> None:
     """Write the long texts that changed. An empty one leaves the stored one, so that a record that was read without
     its logs does not delete them."""
+    source = tree.source_of(connection, cache.key) if record.fork else None
     for name in BODIES:
         value = getattr(record, name)
         if not value:
@@ -103,10 +106,11 @@ def save_bodies(connection: sqlite3.Connection, cache: WriteCache, record: Rollo
         digest = hashlib.blake2b(data, digest_size=16).digest()
         if cache.bodies.get(name) == digest:
             continue
+        recorded = b"" if source is None else _read_body(connection, source, name)
         connection.execute(
             "INSERT INTO bodies (rollout, name, data) VALUES (?, ?, ?)"
             " ON CONFLICT (rollout, name) DO UPDATE SET data = excluded.data",
-            (cache.key, name, compress(data)),
+            (cache.key, name, compress_against(recorded, data) or compress(data)),
         )
         cache.bodies[name] = digest
     step_blobs = [step[name] for step in record.steps for name in ("workdir_blob", "artifact_blob")]
@@ -131,21 +135,38 @@ def read(connection: sqlite3.Connection, key: int, names: Sequence[str] = BODIES
     marks = ", ".join("?" * len(names))
     for name, data in connection.execute(
         f"SELECT name, data FROM bodies WHERE rollout = ? AND name IN ({marks})", (key, *names)
-    ):
-        values[name] = decode(decompress(data))
+    ).fetchall():
+        values[name] = decode(_decompress_body(connection, key, name, data))
     if values["outcome"] is not None:
         values["outcome"] = Outcome(values["outcome"])
     return RolloutRecord(**values)
 
 
+def _read_body(connection: sqlite3.Connection, key: int, name: str) -> bytes:
+    """A long text as it was encoded; empty if there is none."""
+    row = connection.execute("SELECT data FROM bodies WHERE rollout = ? AND name = ?", (key, name)).fetchone()
+    return b"" if row is None else _decompress_body(connection, key, name, row[0])
+
+
+def _decompress_body(connection: sqlite3.Connection, key: int, name: str, data: bytes) -> bytes:
+    if not data.startswith(WITH_DICTIONARY):
+        return decompress(data)
+    source = tree.source_of(connection, key)
+    assert source is not None
+    return decompress(data, _read_body(connection, source, name))
+
+
 def find(connection: sqlite3.Connection, rollout_id: str) -> int | None:
     """By its id, or by the first characters of it. Raises StoreError if several begin with them."""
+    if rollout_id.startswith(replayed.PRUNED):
+        return None
     key = key_of(connection, rollout_id)
     if key is not None or len(rollout_id) < MIN_PREFIX_CHARACTERS:
         return key
     candidates = connection.execute(
-        "SELECT id, rollout_id FROM rollouts WHERE rollout_id >= ? AND rollout_id < ? ORDER BY rollout_id LIMIT ?",
-        (rollout_id, rollout_id + "\U0010ffff", _CANDIDATES + 1),
+        "SELECT id, rollout_id FROM rollouts WHERE rollout_id >= ? AND rollout_id < ? AND outcome IS NOT ?"
+        " ORDER BY rollout_id LIMIT ?",
+        (rollout_id, rollout_id + "\U0010ffff", tree.PRUNED_OUTCOME, _CANDIDATES + 1),
     ).fetchall()
     if len(candidates) > 1:
         names = [name for _, name in candidates]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paddock.sqlite import Migration, Schema
 from paddock.store import search, snapshots
+from paddock.store.packing import decode, decompress
 
 if TYPE_CHECKING:
     import sqlite3
@@ -19,6 +20,20 @@ _CALL_COLUMNS = {
     "brief": "BLOB",
 }
 """Since version 2. NULL in older rows, whose head holds the texts and the alternatives."""
+
+# Of rollouts that replay another one. `parent` is its id, and `at` the index of the first call of their own. `source`
+# is the key of the parent if rows of it are referred to, here or in `sequences.base`; see `replayed` and `tree`.
+_FORKS = (
+    """CREATE TABLE IF NOT EXISTS forks (
+        rollout INTEGER PRIMARY KEY REFERENCES rollouts (id) ON DELETE CASCADE,
+        parent TEXT NOT NULL,
+        at INTEGER,
+        source INTEGER,
+        replayed BLOB
+    )""",
+    "CREATE INDEX IF NOT EXISTS forks_of_parent ON forks (parent)",
+    "CREATE INDEX IF NOT EXISTS forks_of_source ON forks (source) WHERE source IS NOT NULL",
+)
 
 # AUTOINCREMENT: keys are never reused, because another process may still remember the key of a deleted row.
 TABLES = (
@@ -71,6 +86,7 @@ TABLES = (
         middle BLOB NOT NULL
     )""",
     "CREATE INDEX sequences_of_rollout ON sequences (rollout)",
+    *_FORKS,
     """CREATE TABLE events (
         rollout INTEGER NOT NULL REFERENCES rollouts (id) ON DELETE CASCADE,
         number INTEGER NOT NULL,
@@ -139,6 +155,20 @@ def _add_snapshots(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
+def _add_forks(connection: sqlite3.Connection) -> None:
+    for statement in _FORKS:
+        connection.execute(statement)
+    for key, head in connection.execute("SELECT id, head FROM rollouts").fetchall():
+        fork = decode(decompress(head)).get("fork") or {}
+        if fork.get("source"):
+            values = (key, fork["source"], fork.get("at"))
+            connection.execute("INSERT OR IGNORE INTO forks (rollout, parent, at) VALUES (?, ?, ?)", values)
+
+
+def _emulate_forks(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TEMP TABLE forks (rollout, parent, at, source, replayed)")
+
+
 SCHEMA = Schema(
     tables=TABLES,
     migrations=(
@@ -152,6 +182,8 @@ SCHEMA = Schema(
         Migration(),
         # 6: snapshots of work folders have references of their own. Only writers use them.
         Migration(_add_snapshots),
+        # 7: forks are found from their parents, and refer to rows of them. Heads of calls have a dictionary.
+        Migration(_add_forks, _emulate_forks),
     ),
     application_id=0x5061646B,
     hint="choose another folder with PADDOCK_STORE",

@@ -116,7 +116,7 @@ def rebuild(connection: sqlite3.Connection) -> None:
     connection.execute("DELETE FROM figures")
     last = 0
     while rows := connection.execute(
-        "SELECT id, head FROM rollouts WHERE id > ? ORDER BY id LIMIT ?", (last, _REBUILD_ROWS)
+        "SELECT id, head FROM rollouts WHERE id > ? AND length(head) > 0 ORDER BY id LIMIT ?", (last, _REBUILD_ROWS)
     ).fetchall():
         last = rows[-1][0]
         connection.executemany(_SAVE, ((key, key, *_row(decode(decompress(head)))) for key, head in rows))
@@ -124,6 +124,8 @@ def rebuild(connection: sqlite3.Connection) -> None:
 
 def refresh_emulated(connection: sqlite3.Connection) -> None:
     """Rebuild the temporary index of an older store that is only read, if another process wrote to the store."""
+    if connection.execute("SELECT 1 FROM temp.sqlite_master WHERE name = 'figures'").fetchone() is None:
+        return
     version = read_pragma(connection, "data_version")
     connection.execute("CREATE TEMP TABLE IF NOT EXISTS rebuilt (version INTEGER)")
     row = connection.execute("SELECT version FROM rebuilt").fetchone()

@@ -3,21 +3,27 @@
 A row holds how many items at the front and at the back it shares with its base row, and the items between them. Rows
 are never changed: when a call is replaced by one with another prompt, a row is added, and every row that builds on
 the old one stays valid. `WriteCache` remembers the latest sequences of a rollout, so that a save costs its new part.
+
+A fork repeats the calls of its source, but outputs of its tools may differ at many places, for example in times. Then
+the items between are compressed against the sequence of the recorded call, whose key precedes the data.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import orjson
 
 from paddock.store import blobs
-from paddock.store.packing import ID_BYTES, compress, decompress
+from paddock.store.packing import ID_BYTES, WITH_DICTIONARY, compress, compress_against, decompress
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Callable, Iterable
+
+    from paddock.store.replayed import ForkState
 
 TOKENS = "tokens"
 MESSAGES = "messages"
@@ -25,6 +31,14 @@ BLOB_BYTES = 1024
 """A message of this size or more is a blob, which other rollouts and edited histories share."""
 BASE_CANDIDATES = 8
 """A new prompt is compared with this many; more than the branches that an agent works on at a time."""
+
+CACHED_SEQUENCES = 16
+"""Sequences that a reader caches whole; a new one nearly always builds on one of the last few."""
+
+MAX_KEYS = 500
+"""Keys that one query may name."""
+_ROW = "id, kind, base, head, tail, middle"
+_KEY_BYTES = 8
 
 Value = TypeVar("Value")
 Items = TypeVar("Items", bytes, list[bytes])
@@ -57,6 +71,10 @@ class WriteCache:
     """Keys of the blobs that the rollout refers to, by digest."""
     bodies: dict[str, bytes] = field(default_factory=dict)
     """A digest of each long text of the record as it was last written."""
+    fork: ForkState | None = None
+    """What `replayed` remembers of the rollout; None until it is needed."""
+    counterparts: dict[str, int] = field(default_factory=dict)
+    """The sequences of the recorded call that the call being saved repeats, by their kinds. They are cached too."""
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -67,7 +85,8 @@ def save_tokens(connection: sqlite3.Connection, cache: WriteCache, packed: bytes
     base = _closest(cache.tokens, packed)
     ends = SharedEnds(0, 0) if base is None else shared_ends(cache.tokens[base], packed, width=ID_BYTES)
     if base is None or cache.tokens[base] != packed:
-        data = compress(middle(packed, ends))
+        new = middle(packed, ends)
+        data = _compress_against_counterpart(cache, TOKENS, new) or compress(new)
         base = _insert(
             connection, cache, TOKENS, base, SharedEnds(ends.head // ID_BYTES, ends.tail // ID_BYTES), data
         )
@@ -83,27 +102,58 @@ def save_messages(connection: sqlite3.Connection, cache: WriteCache, items: list
         # The same objects as in the base: the memory of a growing history grows by its new part.
         items = join(cache.messages[base], ends, middle(items, ends))
     if base is None or cache.messages[base] != items:
-        data = _encode_items(connection, cache, middle(items, ends))
+        new = middle(items, ends)
+        data = _compress_against_counterpart(cache, MESSAGES, _join_items(new)) or compress(
+            _encode_items(connection, cache, new)
+        )
         base = _insert(connection, cache, MESSAGES, base, ends, data)
     cache.messages.put(base, items)
     return base
 
 
-def load(connection: sqlite3.Connection, rollout: int, read_blob: blobs.Reader) -> LoadedSequences:
-    """All sequences of a rollout, whole, by key and in the order they were stored."""
+def load(
+    connection: sqlite3.Connection, rollout: int, read_blob: blobs.Reader, others: Iterable[int] = ()
+) -> LoadedSequences:
+    """All sequences of a rollout, whole, by key and in the order they were stored; and those with the keys `others`.
+
+    Those of other rollouts that they build on are there too."""
     tokens: dict[int, bytes] = {}
     messages: dict[int, list[bytes]] = {}
-    rows = connection.execute(
-        "SELECT id, kind, base, head, tail, middle FROM sequences WHERE rollout = ? ORDER BY id", (rollout,)
-    )
-    for key, kind, base, head, tail, data in rows:
+    rows = connection.execute(f"SELECT {_ROW} FROM sequences WHERE rollout = ? ORDER BY id", (rollout,)).fetchall()
+    for key, kind, base, head, tail, data in with_bases(connection, rows, others):
         if kind == TOKENS:
             ends = SharedEnds(head * ID_BYTES, tail * ID_BYTES)
-            tokens[key] = join(b"" if base is None else tokens[base], ends, decompress(data))
+            added = decompress_middle(data, tokens.__getitem__)
+            tokens[key] = join(b"" if base is None else tokens[base], ends, added)
         else:
-            new = decode_items(decompress(data), read_blob)
+            new = decode_items(decompress_middle(data, messages.__getitem__), read_blob)
             messages[key] = join([] if base is None else messages[base], SharedEnds(head, tail), new)
     return tokens, messages
+
+
+def with_bases(
+    connection: sqlite3.Connection, rows: list[tuple[Any, ...]], others: Iterable[int] = ()
+) -> list[tuple[Any, ...]]:
+    """The rows, those with the keys `others`, and all that they build on: a fork builds on rows of its source. A row
+    comes after its base."""
+    keys = {row[0] for row in rows}
+    missing = (_needed(rows) | set(others)) - keys
+    if not missing:
+        return rows
+    while missing:
+        chunk = sorted(missing)[:MAX_KEYS]
+        marks = ", ".join("?" * len(chunk))
+        added = connection.execute(f"SELECT {_ROW} FROM sequences WHERE id IN ({marks})", chunk).fetchall()
+        rows = rows + added
+        keys.update(chunk)
+        missing = (missing | _needed(added)) - keys
+    return sorted(rows)
+
+
+def _needed(rows: Iterable[tuple[Any, ...]]) -> set[int]:
+    """The keys of the sequences that rows build on."""
+    named = {key for row in rows for key in (row[2], dictionary_of(row[5]))}
+    return {key for key in named if key is not None}
 
 
 def load_cache(connection: sqlite3.Connection, rollout: int) -> WriteCache:
@@ -148,7 +198,38 @@ def _encode_items(connection: sqlite3.Connection, cache: WriteCache, items: list
         else:
             numbers.append(len(item))
             inline.append(item)
-    return compress(orjson.dumps(numbers) + b"\n" + b"".join(inline))
+    return orjson.dumps(numbers) + b"\n" + b"".join(inline)
+
+
+def _join_items(items: list[bytes]) -> bytes:
+    """The same without blobs."""
+    return orjson.dumps([len(item) for item in items]) + b"\n" + b"".join(items)
+
+
+def _compress_against_counterpart(cache: WriteCache, kind: str, data: bytes) -> bytes | None:
+    """None if there is no recorded sequence, or if it is not alike."""
+    key = cache.counterparts.get(kind)
+    if key is None:
+        return None
+    dictionary = cache.tokens[key] if kind == TOKENS else b"".join(cache.messages[key])
+    difference = compress_against(dictionary, data)
+    return None if difference is None else difference[:1] + key.to_bytes(_KEY_BYTES, "little") + difference[1:]
+
+
+def dictionary_of(data: bytes) -> int | None:
+    """The key of the sequence that is needed to decompress the middle of a row."""
+    return int.from_bytes(data[1 : 1 + _KEY_BYTES], "little") if data.startswith(WITH_DICTIONARY) else None
+
+
+def decompress_middle(data: bytes, read: Callable[[int], Items]) -> bytes:
+    """The middle of a row; `read` returns the sequence with a key."""
+    key = dictionary_of(data)
+    if key is None:
+        return decompress(data)
+    dictionary = read(key)
+    return decompress(
+        data[:1] + data[1 + _KEY_BYTES :], dictionary if isinstance(dictionary, bytes) else b"".join(dictionary)
+    )
 
 
 def decode_items(data: bytes, read_blob: blobs.Reader) -> list[bytes]:
@@ -163,6 +244,65 @@ def decode_items(data: bytes, read_blob: blobs.Reader) -> list[bytes]:
             items.append(rest[start : start + number])
             start += number
     return items
+
+
+# -- single sequences -----------------------------------------------------------------------------
+
+
+class _SequenceReader(Generic[Items]):
+    """Sequences of one rollout, expanded. Read in the order of the calls, each costs its new part."""
+
+    def __init__(self, empty: Items, width: int) -> None:
+        self._empty: Items = empty
+        self._width = width
+        self._cache: LruCache[Items] = LruCache(CACHED_SEQUENCES)
+
+    def _read(self, connection: sqlite3.Connection, key: int) -> Items:
+        rows = []
+        base: int | None = key
+        while base is not None and base not in self._cache:
+            query = "SELECT base, head, tail, middle FROM sequences WHERE id = ?"
+            base, *row = connection.execute(query, (base,)).fetchone()
+            rows.append(row)
+        items = self._empty if base is None else self._cache[base]
+        for head, tail, middle in reversed(rows):
+            ends = SharedEnds(head * self._width, tail * self._width)
+            added = decompress_middle(middle, lambda key: self._read(connection, key))
+            items = join(items, ends, self._decode(connection, added))
+        self._cache.put(key, items)
+        return items
+
+    def _decode(self, connection: sqlite3.Connection, data: bytes) -> Items:
+        raise NotImplementedError
+
+
+class PromptReader(_SequenceReader[bytes]):
+    """The prompts of one rollout, as packed ids."""
+
+    def __init__(self) -> None:
+        super().__init__(b"", ID_BYTES)
+
+    def get(self, connection: sqlite3.Connection, key: int | None) -> bytes:
+        return b"" if key is None else self._read(connection, key)
+
+    def _decode(self, connection: sqlite3.Connection, data: bytes) -> bytes:
+        return data
+
+
+class ConversationReader(_SequenceReader[list[bytes]]):
+    """The conversations of one rollout, as encoded messages."""
+
+    def __init__(self) -> None:
+        super().__init__([], 1)
+
+    def get(self, connection: sqlite3.Connection, key: int) -> tuple[list[bytes], int | None, int]:
+        """The messages, the key of a cached sequence that they build on, and how many messages they share with it."""
+        base, shared = connection.execute("SELECT base, head FROM sequences WHERE id = ?", (key,)).fetchone()
+        messages = self._read(connection, key)
+        return messages, base if base in self._cache else None, shared
+
+    def _decode(self, connection: sqlite3.Connection, data: bytes) -> list[bytes]:
+        return decode_items(data, blobs.Reader(connection))
 
 
 # -- differences ----------------------------------------------------------------------------------

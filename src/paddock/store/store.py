@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from paddock.config import PADDOCK_STORE, user_data_folder
 from paddock.errors import StoreError
 from paddock.sqlite import Database, WorkerThread, read_pragma
-from paddock.store import blobs, calls, recovery, retention, rows, search, sequences, snapshots
+from paddock.store import blobs, calls, recovery, retention, rows, search, sequences, snapshots, tree
 from paddock.store.aborts import Aborts
 from paddock.store.recovery import Owner
 from paddock.store.retention import Reserve
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from paddock.store.record import RolloutRecord
     from paddock.store.recovery import Recovery, SandboxEntry
     from paddock.store.retention import Pruned
+    from paddock.store.tree import Branch
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -241,6 +242,19 @@ class Store:
         """The results of later verifications, oldest first: at, reward, reason, parts, note."""
         with self._database.read() as connection:
             return rows.read_scores(connection, self._key(connection, rollout_id))
+
+    # -- trees ------------------------------------------------------------------------------------
+
+    def tree(self, rollout_id: str) -> builtins.list[Branch]:
+        """All rollouts that were forked from the same one as this one, each after its parent."""
+        with self._database.read() as connection:
+            self._key(connection, rollout_id)
+            return tree.read(connection, rollout_id)
+
+    def children(self, rollout_id: str) -> builtins.list[Branch]:
+        """The forks of a rollout, in the order in which they began. It may be pruned."""
+        with self._database.read() as connection:
+            return tree.children(connection, rollout_id)
 
     # -- calls and events -------------------------------------------------------------------------
 

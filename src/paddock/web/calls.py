@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paddock.capture.trace import Call, Caller, Level, LogprobsKind, Role
 from paddock.rollouts.graph import Graph
-from paddock.store import blobs, calls, partial_read
+from paddock.store import blobs, calls, partial_read, sequences
 from paddock.web import transcript_items
 from paddock.web.responses import PageNotFound
 
@@ -62,7 +62,7 @@ def describe_call(connection: sqlite3.Connection, rollout: LoadedRollout, call_i
 
 
 def _body(connection: sqlite3.Connection, rollout: LoadedRollout, parts: list[list[Any]]) -> dict[str, Any]:
-    conversations = partial_read.ConversationReader()
+    conversations = sequences.ConversationReader()
     messages = {key: conversations.get(connection, key)[0] for _, kind, key in parts if kind == "sequence"}
     return calls.join_body(parts, messages, blobs.Reader(connection))
 

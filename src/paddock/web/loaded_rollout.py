@@ -9,7 +9,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from paddock.store import blobs, calls, partial_read, rows
+from paddock.store import blobs, calls, partial_read, rows, sequences
 from paddock.store.packing import decode
 from paddock.web import transcript_items
 
@@ -45,11 +45,11 @@ class LoadedRollout:
         self.live: list[Item] = []
         """Items for the events since the last call."""
         self.stages: list[tuple[str, float]] = []
-        self.prompts = partial_read.PromptReader()
+        self.prompts = sequences.PromptReader()
         self.cache: dict[str, Any] = {}
         """Derived values of other modules, until a call is added."""
         self._number = 0
-        self._conversations = partial_read.ConversationReader()
+        self._conversations = sequences.ConversationReader()
         self._digests: dict[int, list[bytes]] = {}
         self._seen_prefixes: set[bytes] = set()
         self._answers: dict[bytes, dict[str, Any]] = {}
@@ -204,7 +204,7 @@ class LoadedRollout:
             last = blake2b(last + item, digest_size=16).digest()
             digests.append(last)
         self._digests[key] = digests
-        if len(self._digests) > partial_read.CACHED_SEQUENCES:
+        if len(self._digests) > sequences.CACHED_SEQUENCES:
             del self._digests[next(iter(self._digests))]
         return encoded, digests, seen
 
