@@ -32,6 +32,7 @@ from paddock.rollouts.image_tests import (
     script_command,
     unpack_scripts,
 )
+from paddock.rollouts.image_users import check_users
 from paddock.rollouts.sandboxes import describe_end
 from paddock.rollouts.separate_verifier import SeparateVerifier
 from paddock.rollouts.task_image import prepare_image
@@ -196,6 +197,7 @@ class ImageWorkspace:
         """Run the entry point of the image and the set-up shell, and wait for the health check. Raises TaskError."""
         sandbox, seconds = self.sandbox, self._timeouts.setup
         await sandbox.set_network(self._network("setup"), phase="setup")
+        await check_users(sandbox, self.image.config.user)
         if self.image.config.entrypoint:
             await start_entrypoint(sandbox, self.image.config.entrypoint)
         if self.task.setup:
@@ -205,7 +207,17 @@ class ImageWorkspace:
         check = self.task.settings.environment.health_check
         if check is not None:
             await wait_until_healthy(sandbox, check)
+        if not self.steps:
+            await self._check_users()
         await sandbox.set_network(self._network("agent"), phase="agent")
+
+    async def _check_users(self) -> None:
+        """After the set-up, which may make users."""
+        settings = self.task.settings
+        # The users of a separate verifier are those of its own image.
+        await check_users(
+            self.sandbox, settings.agent.user, settings.verifier.user if self.separate_verifier is None else ""
+        )
 
     # -- steps --------------------------------------------------------------------------------------
 
@@ -236,6 +248,7 @@ class ImageWorkspace:
                 raise TaskError(f"{SETUP_ENTRY} of step {plan.name} failed: {describe_end(done)}")
         if plan.step.health_check is not None:
             await wait_until_healthy(sandbox, plan.step.health_check)
+        await self._check_users()
         await sandbox.set_network(self._network("agent"), phase="agent")
         return sandbox
 

@@ -170,6 +170,10 @@ class Sandbox(ABC):
         """Who runs those commands from now on that do not name a user. On an image only."""
         raise SandboxError("a user can only be chosen in a sandbox on an image", hint="leave it out")
 
+    def check_user(self, user: str) -> None:
+        """Raises SandboxError if commands cannot run as this user, who is not root."""
+        raise SandboxError("a user can only be chosen in a sandbox on an image", hint="leave it out")
+
     @abstractmethod
     async def write(self, path: str | PurePosixPath, data: bytes, *, mode: int = 0o644) -> None:
         """Write a file below the home or the logs, with its folders. No symlink on the way is followed."""

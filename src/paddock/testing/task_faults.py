@@ -270,6 +270,12 @@ PATTERNS = (
         "create it in environment/Dockerfile with useradd, or correct user in task.toml",
     ),
     _pattern(
+        "one-user-id",
+        r"cannot run as (\S+): this machine gives a sandbox only one id",
+        "this machine cannot run commands as {0}",
+        "run it on a machine with a range of user ids: paddock doctor says what is missing",
+    ),
+    _pattern(
         "build-times-out",
         r"the build did not end within ([\d.]+ s)",
         "the build did not end within {0}",
