@@ -89,6 +89,7 @@ class SnapshotLimits:
 
 ANSWER_SECONDS = 24 * 3600.0
 """How long agents wait for an answer of the model, where this can be set. The proxy's own timeouts are shorter."""
+ANSWER_MS = int(ANSWER_SECONDS * 1000)
 PAUSE_SHARE = 0.9
 """The share of the time that an agent waits for an answer which may pass in a pause. The rest is for the answer."""
 LONGEST_PAUSE_SECONDS = ANSWER_SECONDS * PAUSE_SHARE

@@ -184,7 +184,7 @@ def test_an_agent_that_waits_in_a_pause_gets_keep_alives() -> None:
 def test_a_pause_that_is_too_long_is_the_reason_of_the_failure() -> None:
     async def body() -> None:
         gate = CallGate()
-        async with start_proxy(ScriptedModel(), gate=gate, pause_timeout=0.05) as proxy:
+        async with start_proxy(ScriptedModel(), gate=gate, unary_pause_timeout=0.05) as proxy:
             await gate.pause()
             answer = await proxy.chat()
             assert (answer.status, answer.error["type"]) == (400, "upstream_error")

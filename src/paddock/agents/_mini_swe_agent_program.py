@@ -18,7 +18,6 @@ from minisweagent.environments.local import LocalEnvironment
 from minisweagent.models.openrouter_model import OpenRouterModel
 from minisweagent.models.utils.actions_toolcall import BASH_TOOL
 
-TIMEOUT_SECONDS = 900
 PRINTED_EXTRA = ("exit_status", "returncode")
 
 
@@ -38,7 +37,7 @@ class ProxyModel(OpenRouterModel):
             "max_tokens": job_input["max_tokens"],
         }
         headers = {"Authorization": f"Bearer {job_input['key']}"}
-        response = requests.post(job_input["url"], json=body, headers=headers, timeout=TIMEOUT_SECONDS)
+        response = requests.post(job_input["url"], json=body, headers=headers, timeout=job_input["timeout"])
         if response.status_code != 200:
             raise RuntimeError(f"the model answered with {response.status_code}: {response.text[:500]}")
         return response.json()

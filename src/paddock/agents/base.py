@@ -130,7 +130,8 @@ class AgentBase(ABC):
     mcp_transports: ClassVar[tuple[McpTransport, ...]] = ()
     """How it can connect to the MCP servers of a task; empty if it cannot use any."""
     answer_timeout: ClassVar[float] = ANSWER_SECONDS
-    """Seconds that the program waits for an answer of the model. A pause of a batch must be shorter."""
+    """Seconds that the program waits for an answer that is not streamed. Streams get keep-alives. It limits how long
+    a batch can be paused."""
     supports_skills: ClassVar[bool] = False
     """Whether it offers the skills of a task to the model."""
     tools: ClassVar[AgentTools | None] = None

@@ -25,6 +25,7 @@ from paddock.agents.equipment import copy_skills, mcp_entries
 from paddock.agents.headless import StreamJsonRun, block_text
 from paddock.agents.install import fetch_npm_binary, npm_platform, with_bash
 from paddock.capture.trace import Role
+from paddock.limits import ANSWER_MS
 from paddock.sandbox.base import Command, Mount
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 FOLDER = PurePosixPath("/opt/claude-code")
 PROGRAM = str(FOLDER / "claude")
-MINUTES_15 = "900000"
 TOOLS = ("Task", "Bash", "Edit", "Glob", "Grep", "NotebookEdit", "Read", "Write")
 """Those that work without a network and a person. All tools would fill half of a small context."""
 ARGUMENTS = (
@@ -132,7 +132,8 @@ def environment(assignment: Assignment) -> dict[str, str]:
         **dict.fromkeys(sizes, str(assignment.context_tokens)),
         "ANTHROPIC_BASE_URL": assignment.root_url,
         "ANTHROPIC_API_KEY": assignment.api_key,
-        "API_TIMEOUT_MS": MINUTES_15,
+        "API_TIMEOUT_MS": str(ANSWER_MS),
+        "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(ANSWER_MS),
         "CLAUDE_CODE_MAX_RETRIES": "1",
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(assignment.max_tokens),
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",

@@ -18,6 +18,7 @@ from paddock.agents.equipment import copy_skills
 from paddock.agents.headless import HeadlessRun, read_object
 from paddock.agents.install import fetch_npm_binary, fetch_ripgrep, npm_platform, with_ripgrep
 from paddock.capture.trace import Role
+from paddock.limits import ANSWER_MS
 from paddock.sandbox.base import Command, Mount
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ FOLDER = PurePosixPath("/opt/codex")
 PROGRAM = str(FOLDER / "codex")
 KEY = "PADDOCK_MODEL_KEY"
 PROVIDER = "paddock"
-MINUTES_15 = 900_000
 ARGUMENTS = (
     *("exec", "--json", "--color", "never", "--ephemeral", "--ignore-rules", "--skip-git-repo-check"),
     *("--dangerously-bypass-approvals-and-sandbox", "-"),
@@ -156,7 +156,7 @@ def configuration(assignment: Assignment, workdir: PurePosixPath) -> dict[str, A
         "supports_websockets": False,
         "request_max_retries": 1,
         "stream_max_retries": 1,
-        "stream_idle_timeout_ms": MINUTES_15,
+        "stream_idle_timeout_ms": ANSWER_MS,
     }
     return {
         "model": assignment.model,

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from paddock.tasks.settings import McpTransport
 
 FOLDER = PurePosixPath("/opt/agent")
+SDK_ANSWER_SECONDS = 600.0
+"""How long OpenAI's and Anthropic's SDKs wait for an answer. What the program waits is not known."""
 
 
 class CommandAgent(Agent):
     name: ClassVar[str] = "command"
     requires_model_call: ClassVar[bool] = False
+    answer_timeout: ClassVar[float] = SDK_ANSWER_SECONDS
     mcp_transports: ClassVar[tuple[McpTransport, ...]] = ("stdio", "sse", "streamable-http")
     supports_skills: ClassVar[bool] = True
 

@@ -48,6 +48,7 @@ SUMMARY = "<state_snapshot>"
 class GeminiCli(Agent):
     name: ClassVar[str] = "gemini-cli"
     dialect: ClassVar[str] = "google"
+    answer_timeout: ClassVar[float] = 60.0
     version: ClassVar[str] = "0.61.0"
     size_mb: ClassVar[int] = 75
     live_events: ClassVar[bool] = True

@@ -15,6 +15,7 @@ import orjson
 from paddock.agents.base import Agent, AgentRun, AgentTools, Assignment, Report
 from paddock.agents.headless import HeadlessRun, read_object
 from paddock.agents.install import fetch_python_tool, program_text, tool_python
+from paddock.limits import ANSWER_SECONDS
 from paddock.sandbox.base import Command, Mount
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class MiniSweAgent(Agent):
             "key": assignment.api_key,
             "model": assignment.model,
             "max_tokens": assignment.max_tokens,
+            "timeout": ANSWER_SECONDS,
         }
         job = await sandbox.start(Command(arguments, cwd=sandbox.workdir, env=env, stdin=orjson.dumps(job_input)))
         return MiniSweAgentRun(job, assignment.instruction, report)

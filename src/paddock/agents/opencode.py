@@ -19,6 +19,7 @@ from paddock.agents.install import fetch_npm_binary, fetch_ripgrep, has_avx2, np
 from paddock.capture.trace import Role
 from paddock.config import PADDOCK_OPENCODE
 from paddock.errors import AgentError
+from paddock.limits import ANSWER_MS
 from paddock.sandbox.base import Command, Mount
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 FOLDER = PurePosixPath("/opt/opencode")
 PROGRAM = str(FOLDER / "opencode")
 PROVIDER = "paddock"
-MINUTES_15 = 900_000
 RUN_ARGUMENTS = ("run", "--format", "json", "--title", "rollout")
 BUILT_IN_SKILL = "customize-opencode"
 DENIED = ("webfetch", "websearch", "question")
@@ -143,8 +143,8 @@ def configuration(assignment: Assignment) -> dict[str, Any]:
                 "options": {
                     "baseURL": assignment.base_url,
                     "apiKey": assignment.api_key,
-                    "headerTimeout": MINUTES_15,
-                    "chunkTimeout": MINUTES_15,
+                    "headerTimeout": ANSWER_MS,
+                    "chunkTimeout": ANSWER_MS,
                 },
                 "models": {
                     assignment.model: {

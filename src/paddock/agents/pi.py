@@ -16,6 +16,7 @@ from paddock.agents.equipment import copy_skills, mcp_entries
 from paddock.agents.headless import HeadlessRun, block_text
 from paddock.agents.install import NODE_COMMAND, fetch_npm_bundle, with_bash
 from paddock.capture.trace import Role
+from paddock.limits import ANSWER_MS
 from paddock.sandbox.base import Command
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ PACKAGE = "@earendil-works/pi-coding-agent"
 FOLDER = PurePosixPath("/opt/pi")
 PROGRAM = str(FOLDER / "node_modules" / PACKAGE / "dist" / "bundle" / "cli.js")
 PROVIDER = "paddock"
-MINUTES_15 = 900_000
 MCP_CALL_SECONDS = 600
 BUNDLED_FILES = ("dist/bundle", "docs", "README.md", "package.json")
 """What runs, and what its prompt refers to; the rest is examples and an unbundled copy."""
@@ -85,8 +85,8 @@ def settings(assignment: Assignment) -> dict[str, Any]:
     """No retries: the proxy retries, and a retry from here would be another sample."""
     room = assignment.context_tokens - assignment.max_tokens
     return {
-        "retry": {"enabled": False, "provider": {"maxRetries": 0, "timeoutMs": MINUTES_15}},
-        "httpIdleTimeoutMs": MINUTES_15,
+        "retry": {"enabled": False, "provider": {"maxRetries": 0, "timeoutMs": ANSWER_MS}},
+        "httpIdleTimeoutMs": ANSWER_MS,
         "compaction": {"reserveTokens": assignment.max_tokens, "keepRecentTokens": max(room, 2) // 2},
         "cacheWarming": "off",
         "enableInstallTelemetry": False,

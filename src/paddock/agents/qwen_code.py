@@ -27,6 +27,7 @@ from paddock.agents.headless import StreamJsonRun
 from paddock.agents.install import NODE_COMMAND, fetch_npm_bundle, with_bash
 from paddock.capture.roles import system_prompt
 from paddock.capture.trace import Role
+from paddock.limits import ANSWER_MS
 from paddock.sandbox.base import Command
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ FOLDER = PurePosixPath("/opt/qwen-code")
 PROGRAM = str(FOLDER / "node_modules" / PACKAGE / "cli.js")
 MAIN = "You are Qwen Code, "
 """How the system prompt of its own conversation begins."""
-MINUTES_15 = 900_000
 BUNDLED_FILES = ("*.js", "chunks", "locales", "package.json", "vendor/tree-sitter", "vendor/ripgrep/*-linux")
 """What runs here; the rest is a web page, skills that need a network, and programs of other platforms."""
 NOTES = ("QWEN.md", "AGENTS.md")
@@ -89,6 +89,8 @@ class QwenCode(Agent):
             "QWEN_CODE_NO_RELAUNCH": "true",
             "QWEN_CODE_MAX_OUTPUT_TOKENS": str(assignment.max_tokens),
             "QWEN_DISABLE_AUTO_TITLE": "1",
+            "QWEN_STREAM_IDLE_TIMEOUT_MS": str(ANSWER_MS),
+            "QWEN_STREAM_MAX_LIFETIME_MS": str(ANSWER_MS),
             "OPENAI_BASE_URL": assignment.base_url,
             "OPENAI_API_KEY": assignment.api_key,
             "OPENAI_MODEL": assignment.model,
@@ -123,7 +125,7 @@ def servers(assignment: Assignment) -> dict[str, Any]:
 
 def settings(assignment: Assignment) -> dict[str, Any]:
     """One model, no other traffic, and no retries: the proxy retries."""
-    generation = {"timeout": MINUTES_15, "maxRetries": 0, "contextWindowSize": assignment.context_tokens}
+    generation = {"timeout": ANSWER_MS, "maxRetries": 0, "contextWindowSize": assignment.context_tokens}
     model = {
         "id": assignment.model,
         "name": "Policy",

@@ -189,7 +189,8 @@ class Exchange:
         if since is None and not self.gate.is_paused:
             return
         since = time.monotonic() if since is None else since
-        seconds = self.settings.pause_timeout
+        is_stream = bool(self.chat.get("stream"))
+        seconds = self.settings.pause_timeout if is_stream else self.settings.unary_pause_timeout
         self._limit.reschedule(None)
         try:
             with self.paused.hold(since):

@@ -9,6 +9,7 @@ from paddock.errors import ConfigError
 from paddock.limits import LONGEST_PAUSE_SECONDS, Budget
 from paddock.models.weight_version import Weights
 
+PAUSE_TIMEOUTS = ("pause_timeout", "unary_pause_timeout")
 Mode = Literal["transparent_proxy", "black_box"]
 
 
@@ -35,7 +36,9 @@ class CaptureSettings:
     longest_retry_after: float = 30.0
     """The longest Retry-After of an endpoint that is honored."""
     pause_timeout: float = LONGEST_PAUSE_SECONDS
-    """A call that waits in a pause has failed this long after the agent made it."""
+    """A streamed call that waits in a pause has failed this long after the agent made it."""
+    unary_pause_timeout: float = LONGEST_PAUSE_SECONDS
+    """The same for a call without streaming. Such an agent gets no keep-alives."""
     keep_alive: float = 10.0
     """A stream to the agent that is silent for this long gets a comment, so that the agent does not time out."""
     weights: Weights = field(default_factory=Weights, compare=False)
@@ -46,7 +49,7 @@ class CaptureSettings:
     def __post_init__(self) -> None:
         if self.mode not in ("transparent_proxy", "black_box"):
             raise ConfigError(f"mode is {self.mode!r}", hint="use transparent_proxy or black_box")
-        for name in ("call_timeout", "idle_timeout", "unary_timeout", "pause_timeout", "keep_alive", "attempts"):
+        for name in ("call_timeout", "idle_timeout", "unary_timeout", "keep_alive", "attempts", *PAUSE_TIMEOUTS):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give a number above 0")
         if not 0 <= self.top_logprobs <= 20:

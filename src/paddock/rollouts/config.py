@@ -17,7 +17,14 @@ from urllib.parse import unquote, urlsplit
 
 from paddock.config import NO_OPTION
 from paddock.errors import ConfigError
-from paddock.limits import PAUSE_SHARE, WHOLE_ANSWER_FACTOR, Budget, RolloutTimeouts, SnapshotLimits
+from paddock.limits import (
+    LONGEST_PAUSE_SECONDS,
+    PAUSE_SHARE,
+    WHOLE_ANSWER_FACTOR,
+    Budget,
+    RolloutTimeouts,
+    SnapshotLimits,
+)
 from paddock.sandbox.network.policy import NetworkPolicy
 from paddock.tasks.json_values import read_value, write_value
 from paddock.tasks.settings import VERIFIER_MODES, VerifierMode
@@ -291,8 +298,8 @@ class RunConfig:
     def capture_settings(
         self, *, weights: Weights, call_timeout: float, answer_timeout: float, deadline: float | None = None
     ) -> CaptureSettings:
-        """The settings of a rollout's capture. `answer_timeout` is how long the agent waits for an answer, `deadline`
-        is when its time is up, as `time.monotonic` counts."""
+        """The settings of a rollout's capture. `answer_timeout` is how long the agent waits for a whole answer,
+        `deadline` is when its time is up, as `time.monotonic` counts."""
         from paddock.capture.settings import CaptureSettings
 
         settings = CaptureSettings(
@@ -303,7 +310,8 @@ class RunConfig:
             top_logprobs=self.top_logprobs,
             weights=weights,
             call_timeout=call_timeout,
-            pause_timeout=self.pause_timeout or answer_timeout * PAUSE_SHARE,
+            pause_timeout=self.pause_timeout or LONGEST_PAUSE_SECONDS,
+            unary_pause_timeout=self.pause_timeout or answer_timeout * PAUSE_SHARE,
             deadline=deadline,
         )
         if self.stall_timeout is None:
