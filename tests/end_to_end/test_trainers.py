@@ -130,6 +130,17 @@ def test_verl_runs_our_loop(answers: dict[str, Any]) -> None:
     assert result["trained"] > 0
 
 
+def test_skyrl_generates_in_two_environments_at_once(answers: dict[str, Any]) -> None:
+    result = answer(answers, "skyrl_generates_at_once")
+    assert result["rewards"] == [[12.0], [6.0]]
+    assert result["versions"] == [3, 3]
+    assert result["times"] == [2, 2]
+
+
+def test_verl_gets_the_versions_of_its_servers(answers: dict[str, Any]) -> None:
+    assert answer(answers, "verl_asks_the_servers") == {"reward": 12.0, "steps": [5, 6]}
+
+
 def test_openenv_takes_its_training_trace(tmp_path: Path) -> None:
     check = (
         "import sys; from openenv.core.harness.training import TrainingTrace\n"

@@ -27,6 +27,12 @@ class Weights:
         """From now on calls begin with this version."""
         self._version = version
 
+    def advance(self, version: int) -> None:
+        """Like `set`, but only to a newer version: requests of several loops may arrive in any order."""
+        current = self.current()
+        if current is None or not current.isdigit() or int(current) < version:
+            self.set(version)
+
     def current(self) -> str | None:
         version = self._version() if callable(self._version) else self._version
         return None if version is None else str(version)

@@ -60,6 +60,10 @@ class PromptRollouts:
         self._opening = asyncio.Lock()
         self._running: set[Future[Any]] = set()
 
+    @property
+    def source_names(self) -> list[str]:
+        return [source.name for source in self._sources]
+
     def run(self, prompts: Sequence[Any], names: Sequence[str] | None = None) -> list[SampledRollout]:
         """One rollout for each prompt, in their order. `names` are the sources of the prompts."""
         future = self.submit(prompts, names)

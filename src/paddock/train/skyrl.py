@@ -8,7 +8,6 @@ The first is a `BaseTextEnv` of skyrl-gym, the second a `GeneratorInterface`. Sk
 
 from __future__ import annotations
 
-import asyncio
 import re
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ import orjson
 
 from paddock.errors import RolloutError, ToolFailure
 from paddock.export.skyrl import generator_output
-from paddock.models.weight_version import Weights
 from paddock.train.episode import EnvironmentHandle, SyncEpisode
 from paddock.train.prompt_rollouts import PromptRollouts
 
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from paddock.export.samples import Sample
     from paddock.models.endpoint import Endpoint
     from paddock.train.sampled import SampledRollout
+    from paddock.train.sources import Source
     from paddock.types import ToolInfo
 
 TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
@@ -108,28 +107,31 @@ def describe_tools(tools: Sequence[ToolInfo]) -> str:
 # -- generator: rollouts of ours ------------------------------------------------------------------------------
 
 
-def generator(model: str | Endpoint, **options: Any) -> Any:
+def generator(model: str | Endpoint | Sequence[Source], **options: Any) -> Any:
     """A `GeneratorInterface` that runs a rollout for each prompt and returns exact tokens, step-wise: a row for each
     sample, the rows of a rollout together (set `generator.step_wise_trajectories`).
 
-    `model` must serve the weights that are trained; `options` are those of `PromptRollouts`. A rollout that nobody
+    It is asynchronous: calls of `generate` run beside each other, and each returns when its own rollouts have ended,
+    as SkyRL's fully asynchronous trainer needs it. `model` must serve the weights that are trained; `options` are
+    those of `PromptRollouts`. With several sources, `env_class` of a row names its source. A rollout that nobody
     could score gets a masked row worth the mean of its group, so that it moves no baseline; `rollout_metrics` counts
     them.
     """
     from skyrl.train.generators.base import GeneratorInterface, TrajectoryID
 
-    weights = Weights.of(options.pop("weight_version", None))
-    rollouts = PromptRollouts(model, weight_version=weights, **options)
+    rollouts = PromptRollouts(model, **options)
+    by_class = len(rollouts.source_names) > 1
 
     class PaddockGenerator(GeneratorInterface):  # type: ignore[misc]
         async def generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
             if (batch := input_batch.get("batch_metadata")) is not None:
-                weights.set(batch.global_step)
+                rollouts.weights.advance(batch.global_step)
             prompts = input_batch["prompts"]
             trajectories = input_batch.get("trajectory_ids") or [
                 TrajectoryID(str(at), 0) for at in range(len(prompts))
             ]
-            finished = await asyncio.to_thread(rollouts.run, prompts)
+            names = input_batch["env_classes"] if by_class else None
+            finished = await rollouts.run_async(prompts, names)
             output = join_samples(finished, [(each.instance_id, each.repetition_id) for each in trajectories])
             output["trajectory_ids"] = [TrajectoryID(**each) for each in output["trajectory_ids"]]
             return output
@@ -153,12 +155,23 @@ def join_samples(finished: Sequence[SampledRollout], trajectories: Sequence[tupl
         rows += samples
         owners += [owner] * len(samples)
     output = generator_output(rows, owners)
+    output["trajectory_generation_times"] = [each.record.wall_s or 0.0 for each in finished]
     output["rollout_metrics"] = {
         "paddock/rollouts": len(finished),
         "paddock/unscored": lost,
         "paddock/rows": len(rows),
+        **version_metrics(finished),
     }
     return output
+
+
+def version_metrics(finished: Sequence[SampledRollout]) -> dict[str, int]:
+    """The oldest and the newest weight version of all calls; empty if no call has a number."""
+    pairs = [pair for each in finished if (pair := each.versions) is not None]
+    if not pairs:
+        return {}
+    oldest, newest = min(low for low, _ in pairs), max(high for _, high in pairs)
+    return {"paddock/oldest_version": oldest, "paddock/newest_version": newest}
 
 
 def stand_in(lost: SampledRollout, siblings: Sequence[SampledRollout]) -> Sample:

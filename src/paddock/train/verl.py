@@ -9,58 +9,108 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
 from paddock.errors import RolloutError
 from paddock.export.verl import agent_loop_output
-from paddock.models.weight_version import Weights
 from paddock.train.prompt_rollouts import PromptRollouts
+from paddock.train.sources import Source
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from paddock.train.sampled import SampledRollout
 
 VERL_OPTIONS = (
-    "trainer_config",
-    "server_manager",
     "tokenizer",
     "processor",
     "dataset_cls",
     "data_config",
     "hf_model_type",
 )
-_OPEN: dict[str, tuple[PromptRollouts, Weights]] = {}
+_OPEN: dict[str, PromptRollouts] = {}
 """verl makes a loop for every row; those with the same options share what is open."""
 
 
 @register("paddock")
 class PaddockAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """The options are those of `PromptRollouts`. `every` returns all sequences of a rollout, as verl's v1 trainer may
-    take them; without it the one with the most trained tokens is returned, and `extra_fields` counts the others."""
+    take them; without it the one with the most trained tokens is returned, and `extra_fields` counts the others.
 
-    def __init__(self, *verl_arguments: Any, model: str, every: bool = False, **options: Any) -> None:
+    `sources` names several agents and environments, each with the options of `Source.create`; a row's `data_source`
+    chooses one. With `versions="server"` the weight version comes from verl's own servers, which the fully
+    asynchronous recipe needs; otherwise it is the `global_steps` of the row.
+    """
+
+    def __init__(
+        self,
+        trainer_config: Any = None,
+        server_manager: Any = None,
+        *verl_arguments: Any,
+        model: str = "",
+        sources: Mapping[str, Mapping[str, Any]] | None = None,
+        every: bool = False,
+        versions: str = "row",
+        **options: Any,
+    ) -> None:
         # Nothing is rendered or sampled here, so nothing of the base is needed.
         fields = {name: value for name, value in options.items() if name not in VERL_OPTIONS}
-        key = repr((model, sorted(fields.items(), key=str)))
+        key = repr((model, sources, sorted(fields.items(), key=str)))
         if key not in _OPEN:
-            weights = Weights.of(fields.pop("weight_version", None))
-            _OPEN[key] = PromptRollouts(model, weight_version=weights, **fields), weights
-        self._rollouts, self._weights = _OPEN[key]
+            _OPEN[key] = open_rollouts(model, sources, fields)
+        self._rollouts = _OPEN[key]
+        self._by_source = sources is not None
+        self._server = server_manager if versions == "server" else None
         self._every = every
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Raises RolloutError if nothing of the rollout can be trained on, with the reason."""
-        if (step := row.get("global_steps")) is not None:
-            self._weights.set(int(step))
-        (finished,) = await asyncio.to_thread(self._rollouts.run, [list(row["raw_prompt"])])
+        before = await self._version(row)
+        if before is not None:
+            self._rollouts.weights.advance(before)
+        names = [str(row["data_source"])] if self._by_source else None
+        (finished,) = await self._rollouts.run_async([list(row["raw_prompt"])], names)
         outputs = [AgentLoopOutput(**each) for each in documents(finished)]
+        if self._server is not None:
+            set_versions(outputs, before, await self._version(row))
         if self._every:
             return outputs
         chosen = max(outputs, key=lambda output: sum(output.response_mask))
         chosen.extra_fields["left_out"] = len(outputs) - 1
         return chosen
+
+    async def _version(self, row: Mapping[str, Any]) -> int | None:
+        """The weight version now. verl's servers report it only with tokens, so one is sampled."""
+        if self._server is None:
+            step = row.get("global_steps")
+            return None if step is None else int(step)
+        output = await self._server.generate(
+            request_id=uuid4().hex, prompt_ids=[0], sampling_params={"max_tokens": 1, "temperature": 0.0}
+        )
+        step = output.extra_fields.get("global_steps")
+        return None if step is None else int(step)
+
+
+def open_rollouts(
+    model: str, sources: Mapping[str, Mapping[str, Any]] | None, options: dict[str, Any]
+) -> PromptRollouts:
+    if sources is None:
+        return PromptRollouts(model, **options)
+    made = [Source.create(**{"model": model, **options, **own, "name": name}) for name, own in sources.items()]
+    return PromptRollouts(made)
+
+
+def set_versions(outputs: Sequence[AgentLoopOutput], before: int | None, after: int | None) -> None:
+    """Which versions sampled the outputs, if no call said it: those at the start and at the end of the rollout."""
+    for output in outputs:
+        if before is not None:
+            output.extra_fields.setdefault("min_global_steps", before)
+        if after is not None:
+            newest = output.extra_fields.get("max_global_steps", after)
+            output.extra_fields["max_global_steps"] = max(newest, after)
 
 
 def documents(finished: SampledRollout) -> list[dict[str, Any]]:

@@ -176,6 +176,72 @@ def skyrl_generator(_: str, url: str, script: str) -> dict[str, Any]:
     }
 
 
+def skyrl_generates_at_once(_: str, url: str, script: str) -> dict[str, Any]:
+    """Two agents and two environments, in calls that run beside each other, as in the asynchronous trainer."""
+    import tempfile
+
+    from skyrl.train.generators.base import BatchMetadata
+    from skyrl.train.utils.trainer_utils import validate_generator_output
+
+    from paddock.train.skyrl import generator
+    from paddock.train.sources import Source
+
+    with tempfile.TemporaryDirectory() as store:
+        options: dict[str, Any] = {"environment": url, "store": store, "parallel": 4}
+        one = Source.create(f"replay:{script}", name="one", **options)
+        made = generator([one, Source.create(f"replay:{script}", name="two", max_steps=1, silent=0.0, **options)])
+
+        def batch(name: str, step: int) -> dict[str, Any]:
+            prompts = [[{"role": "user", "content": "count to six"}]] * 2
+            metadata = BatchMetadata(global_step=step, training_phase="train")
+            return {"prompts": prompts, "env_classes": [name] * 2, "batch_metadata": metadata}
+
+        async def both() -> list[dict[str, Any]]:
+            return await asyncio.gather(made.generate(batch("one", 3)), made.generate(batch("two", 2)))
+
+        outputs = asyncio.run(both())
+        made.close()
+    for output in outputs:
+        validate_generator_output(2, output, step_wise=True)
+    return {
+        "rewards": [sorted(set(output["rewards"])) for output in outputs],
+        "versions": [output["rollout_metrics"]["paddock/newest_version"] for output in outputs],
+        "times": [len(output["trajectory_generation_times"]) for output in outputs],
+    }
+
+
+class VerlServers:
+    """In place of verl's servers: each token has the version after the one before."""
+
+    def __init__(self) -> None:
+        self.step = 4
+
+    async def generate(self, **_: Any) -> Any:
+        from verl.workers.rollout.replica import TokenOutput
+
+        self.step += 1
+        return TokenOutput(token_ids=[1], log_probs=[0.0], extra_fields={"global_steps": self.step})
+
+
+def verl_asks_the_servers(_: str, url: str, script: str) -> dict[str, Any]:
+    """The fully asynchronous recipe has no step in its rows; the servers know it."""
+    import tempfile
+
+    from paddock.train.verl import PaddockAgentLoop
+
+    with tempfile.TemporaryDirectory() as store:
+        sources = {"counting": {"environment": url}, "other": {"environment": "http://127.0.0.1:1"}}
+        options: dict[str, Any] = {"model": f"replay:{script}", "sources": sources, "store": store, "tokenizer": None}
+        loop = PaddockAgentLoop(None, VerlServers(), versions="server", **options)
+        row = {"raw_prompt": [{"role": "user", "content": "count to six"}], "data_source": "counting"}
+        output = asyncio.run(loop.run({"temperature": 1.0}, **row))
+        loop._rollouts.close()
+    return {
+        "reward": output.reward_score,
+        "steps": [output.extra_fields[f"{n}_global_steps"] for n in ("min", "max")],
+    }
+
+
 def verl_loop(_: str, url: str, script: str) -> dict[str, Any]:
     import tempfile
 
@@ -210,5 +276,7 @@ report(
     parquet_reads,
     skyrl_text_env,
     skyrl_generator,
+    skyrl_generates_at_once,
     verl_loop,
+    verl_asks_the_servers,
 )
