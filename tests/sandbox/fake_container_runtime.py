@@ -26,7 +26,7 @@ from paddock.sandbox.guest.usage import disk_use
 from paddock.sandbox.images.image import Image
 from paddock.sandbox.images.store import default_store
 from paddock.sandbox.nested_guest import start_nested_guest
-from sandbox import fake_engine_images
+from sandbox import fake_runtime_images
 
 BIG = {"memory_bytes": 1 << 40, "cpu_seconds": 1e9, "processes": 1 << 20, "disk_bytes": 1 << 40, "cpus": None}
 
@@ -264,14 +264,14 @@ class FakeContainerRuntime:
                 image = self.stored_name("/".join(name))
                 if image not in self.images:
                     return 404, {"message": f"No such image: {image}"}
-                return 200, fake_engine_images.describe_image(self.images[image])
+                return 200, fake_runtime_images.describe_image(self.images[image])
             case "POST", "images", "create":
                 return self.pull(f"{query['fromImage']}:{query['tag']}")
             case "POST", "images", "load":
-                return 200, await fake_engine_images.load(self.images, body)
+                return 200, await fake_runtime_images.load(self.images, body)
             case "POST", "build":
                 self.builds.append(query)
-                return 200, await fake_engine_images.build(self.images, query, body)
+                return 200, await fake_runtime_images.build(self.images, query, body)
             case "POST", "containers", "create":
                 described = json.loads(body)
                 if described["HostConfig"].get("StorageOpt") and not self.limits_layers:
@@ -312,7 +312,7 @@ class FakeContainerRuntime:
             case "GET", "json" if container.layer is not None:
                 return 200, {"Id": container.id, "SizeRw": disk_use(str(container.layer))}
             case "PUT", "archive" if container.layer is not None:
-                fake_engine_images.put_archive(container.layer / query["path"].lstrip("/"), body)
+                fake_runtime_images.put_archive(container.layer / query["path"].lstrip("/"), body)
                 return 200, None
             case "PUT", "archive":
                 mount = container.body["HostConfig"]["Mounts"][0]

@@ -15,6 +15,7 @@ from paddock.sandbox import Command, Mount, SandboxSpec, open_sandbox
 from paddock.sandbox.container_api import ContainerApi, ContainerApiAddress
 from paddock.sandbox.docker_images import DockerImages, load_from_store, pack_context
 from paddock.sandbox.images.image import Image
+from paddock.sandbox.images.provider import BuildRequest
 from paddock.sandbox.network.policy import NO_NETWORK, NetworkPolicy
 from paddock.tasks.settings import TaskImage
 from paddock.tasks.task import Task
@@ -66,7 +67,7 @@ def run(tmp_path: Path, image: Image, monkeypatch: pytest.MonkeyPatch) -> Callab
 
 def build(dockerfile: str, files: dict[str, bytes] | None = None, **options: Any) -> Any:
     settings: dict[str, Any] = {"network": NetworkPolicy("public"), "timeout": 60, **options}
-    return DockerImages().build(dockerfile, files or {}, {}, **settings)
+    return DockerImages().build(BuildRequest(dockerfile=dockerfile, files=files or {}, **settings))
 
 
 async def output(sandbox: Any, script: str, **options: Any) -> str:

@@ -39,6 +39,7 @@ from paddock.rollouts.task_image import prepare_image
 from paddock.rollouts.verifier import VerifierResult
 from paddock.sandbox.base import TESTS, Command, SandboxSpec
 from paddock.sandbox.images.dockerfiles.events import BuildLog
+from paddock.sandbox.images.provider import BuildRequest
 from paddock.sandbox.images.store import default_store
 from paddock.shielded import run_shielded
 from paddock.store.outcome import Reward
@@ -152,22 +153,16 @@ class ImageWorkspace:
 
     async def prepare_images(self, on_progress: Callable[[BuildEvent], None] | None = None) -> None:
         """Pull or build the image, and that of a separate verifier. Raises ImageError."""
-
-        def record(event: BuildEvent) -> None:
-            self.build_log.add(event)
-            if on_progress is not None:
-                on_progress(event)
-
         task = self.task
-        self._image = await prepare_image(
-            self._source,
-            task.files,
-            {path: task.mode(path) for path in task.files},
-            images=self._options.backend.image_provider(),
+        request = BuildRequest(
+            dockerfile=self._source.dockerfile,
+            files=task.files,
+            modes={path: task.mode(path) for path in task.files},
             network=self._network("build"),
             timeout=task.settings.environment.build_timeout,
-            on_progress=record,
+            on_progress=self.build_log.recorder(on_progress),
         )
+        self._image = await prepare_image(self._source.name, request, self._options.backend.image_provider())
         for verifier in self.separate_verifiers.values():
             await verifier.prepare_image(self._image, on_progress)
 

@@ -17,7 +17,7 @@ from paddock.rollouts.task_image import prepare_image
 from paddock.rollouts.verifier import ENTRY, VerifierResult
 from paddock.sandbox.base import TESTS, Command, SandboxSpec
 from paddock.sandbox.images.dockerfiles.events import BuildLog
-from paddock.sandbox.images.provider import DOCKERFILE
+from paddock.sandbox.images.provider import DOCKERFILE, BuildRequest
 from paddock.store.outcome import Reward
 from paddock.tasks.settings import TaskImage
 from paddock.tasks.variables import expand_defaults
@@ -63,22 +63,16 @@ class SeparateVerifier:
         if self._own_image is None:
             self._image = task_image
             return
-
-        def record(event: BuildEvent) -> None:
-            self.build_log.add(event)
-            if on_progress is not None:
-                on_progress(event)
-
         tests = self._task.tests
-        self._image = await prepare_image(
-            self._own_image,
-            tests,
-            script_modes(tests),
-            images=self._options.backend.image_provider(),
+        request = BuildRequest(
+            dockerfile=self._own_image.dockerfile,
+            files=tests,
+            modes=script_modes(tests),
             network=self._options.network(self._task, "build"),
             timeout=self._environment.build_timeout,
-            on_progress=record,
+            on_progress=self.build_log.recorder(on_progress),
         )
+        self._image = await prepare_image(self._own_image.name, request, self._options.backend.image_provider())
 
     async def run(self, artifacts: Artifacts, layer: Path | None) -> VerifierResult:
         """Run the tests in a new sandbox that writes to `layer`. Raises SandboxError, or TaskError if its health

@@ -22,13 +22,12 @@ from paddock.sandbox.images.dockerfiles.events import BuildEvent
 from paddock.sandbox.images.dockerfiles.ignore import IgnoreRules, parse_ignore_file
 from paddock.sandbox.images.image import Image
 from paddock.sandbox.images.oci import ContainerSettings, OciDocument, OciPlatform, read_settings, this_platform
-from paddock.sandbox.images.provider import DOCKERFILE, ImageProvider
+from paddock.sandbox.images.provider import DOCKERFILE, BuildRequest, ImageProvider
 from paddock.sandbox.images.reference import parse_reference
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from paddock.sandbox.network.policy import NetworkPolicy
 
 BUILD_NAME = "paddock/build"
 """Images of Dockerfiles have this name, and a tag made from the content of their context."""
@@ -65,7 +64,7 @@ class DockerImages(ImageProvider):
     """An image of the runtime answers for its name, then one of our own store, then the runtime pulls it."""
 
     async def get(self, name: str) -> Image:
-        async with ContainerApi() as api, engine_errors(f"the image {name}"):
+        async with ContainerApi() as api, runtime_errors(f"the image {name}"):
             document = await api.inspect_image(name)
             if document is None:
                 if not await load_from_store(api, name):
@@ -73,27 +72,19 @@ class DockerImages(ImageProvider):
                 document = await api.inspect_image(name)
         return to_image(name, document)
 
-    async def build(
-        self,
-        dockerfile: str,
-        files: Mapping[str, bytes],
-        modes: Mapping[str, int],
-        *,
-        network: NetworkPolicy,
-        timeout: float,
-        on_progress: Callable[[BuildEvent], None] | None = None,
-    ) -> Image:
+    async def build(self, request: BuildRequest) -> Image:
+        network = request.network
         if network.mode == "allowlist":
             raise ImageError("a container runtime cannot build with a network by allowlist", hint=USE_BWRAP)
-        context = await asyncio.to_thread(pack_context, dockerfile, files, modes)
+        context = await asyncio.to_thread(pack_context, request.dockerfile, request.files, request.modes)
         name = f"{BUILD_NAME}:{hashlib.sha256(context).hexdigest()[:32]}"
         query = {"t": name, "rm": "1", "forcerm": "1", "labels": orjson.dumps({BUILD_LABEL: "build"}).decode()}
         if network.mode == "no-network":
             query["networkmode"] = "none"
-        progress = BuildProgress(on_progress)
+        progress = BuildProgress(request.on_progress)
         try:
-            async with asyncio.timeout(timeout), ContainerApi() as api, engine_errors("the build"):
-                if NEEDS_BUILDKIT.search(dockerfile) and api.builder == BUILDKIT:
+            async with asyncio.timeout(request.timeout), ContainerApi() as api, runtime_errors("the build"):
+                if NEEDS_BUILDKIT.search(request.dockerfile) and api.builder == BUILDKIT:
                     query["version"] = BUILDKIT
                 try:
                     async for message in api.build_image(context, query):
@@ -108,7 +99,8 @@ class DockerImages(ImageProvider):
                 document = await api.inspect_image(name)
         except TimeoutError:
             raise ImageError(
-                f"the build did not end within {timeout:g} s", hint="raise the limit: environment.build_timeout_sec"
+                f"the build did not end within {request.timeout:g} s",
+                hint="raise the limit: environment.build_timeout_sec",
             ) from None
         return to_image(name, document)
 
@@ -161,7 +153,7 @@ def to_image(name: str, document: dict[str, Any] | None) -> Image:
 
 
 @asynccontextmanager
-async def engine_errors(subject: str) -> AsyncIterator[None]:
+async def runtime_errors(subject: str) -> AsyncIterator[None]:
     """A refusal of the runtime is the image's fault; a runtime that does not answer is not."""
     try:
         yield

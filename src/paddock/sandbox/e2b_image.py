@@ -18,15 +18,13 @@ from paddock.sandbox import image_root
 from paddock.sandbox.e2b import E2bSandbox, sdk, to_sandbox_error
 from paddock.sandbox.host_runtime import TARGET
 from paddock.sandbox.images.image import ROOT, Image
-from paddock.sandbox.images.provider import ImageProvider
+from paddock.sandbox.images.provider import BuildRequest, ImageProvider
 from paddock.sandbox.remote_image import RemoteImageSandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from paddock.sandbox.base import Mount, SandboxSpec
-    from paddock.sandbox.images.dockerfiles.events import BuildEvent
-    from paddock.sandbox.network.policy import NetworkPolicy
 
 HOST_PYTHON = str(TARGET / "bin" / "python3")
 FIND_PYTHON = f"python={HOST_PYTHON}; [ -x $python ] || python=python3; exec $python -I -S -c "
@@ -51,16 +49,7 @@ class TemplateImages(ImageProvider):
             raise ImageError(f"E2B has no template {name}", hint=hint)
         return Image(name, f"template:{name}", ())
 
-    async def build(
-        self,
-        dockerfile: str,
-        files: Mapping[str, bytes],
-        modes: Mapping[str, int],
-        *,
-        network: NetworkPolicy,
-        timeout: float,
-        on_progress: Callable[[BuildEvent], None] | None = None,
-    ) -> Image:
+    async def build(self, request: BuildRequest) -> Image:
         raise ImageError("the e2b backend builds no Dockerfiles", hint="run it with --sandbox bwrap or docker")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -21,6 +22,21 @@ DOCKERFILE = "Dockerfile"
 CONTEXT_MODE = 0o755
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRequest:
+    """A Dockerfile to build."""
+
+    dockerfile: str
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """The files that it can copy, by their path."""
+    modes: Mapping[str, int] = field(default_factory=dict)
+    """The permission bits of those files that are not plain."""
+    network: NetworkPolicy
+    timeout: float
+    """In seconds."""
+    on_progress: Callable[[BuildEvent], None] | None = None
+
+
 class ImageProvider(ABC):
     """Names and Dockerfiles become images that the backend can open."""
 
@@ -29,20 +45,8 @@ class ImageProvider(ABC):
         """The image with this name. Raises ImageError if there is none."""
 
     @abstractmethod
-    async def build(
-        self,
-        dockerfile: str,
-        files: Mapping[str, bytes],
-        modes: Mapping[str, int],
-        *,
-        network: NetworkPolicy,
-        timeout: float,
-        on_progress: Callable[[BuildEvent], None] | None = None,
-    ) -> Image:
-        """Build a Dockerfile whose context are `files`. `modes` has the permission bits of those that are not plain.
-
-        Raises ImageError, also for a network that this backend cannot give to a build.
-        """
+    async def build(self, request: BuildRequest) -> Image:
+        """Build a Dockerfile. Raises ImageError, also for a network that this backend cannot give to a build."""
 
 
 class StoreImages(ImageProvider):
@@ -51,23 +55,20 @@ class StoreImages(ImageProvider):
     async def get(self, name: str) -> Image:
         return await get_image(name)
 
-    async def build(
-        self,
-        dockerfile: str,
-        files: Mapping[str, bytes],
-        modes: Mapping[str, int],
-        *,
-        network: NetworkPolicy,
-        timeout: float,
-        on_progress: Callable[[BuildEvent], None] | None = None,
-    ) -> Image:
+    async def build(self, request: BuildRequest) -> Image:
         from paddock.sandbox.images.build import build_image
 
-        context = {**files, DOCKERFILE: dockerfile.encode()}
+        context = {**request.files, DOCKERFILE: request.dockerfile.encode()}
         with TemporaryDirectory(prefix="paddock-context-") as name:
             folder = Path(name)
-            await asyncio.to_thread(_write_files, folder, context, modes)
-            return await build_image(dockerfile, folder, network=network, timeout=timeout, on_progress=on_progress)
+            await asyncio.to_thread(_write_files, folder, context, request.modes)
+            return await build_image(
+                request.dockerfile,
+                folder,
+                network=request.network,
+                timeout=request.timeout,
+                on_progress=request.on_progress,
+            )
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes], modes: Mapping[str, int]) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paddock.sandbox.network.connections import ConnectionRecord
 
 MAX_LOG_CHARACTERS = 1_000_000
@@ -42,6 +44,16 @@ class BuildLog:
             note = event.kind if event.kind == "cached" else f"{event.kind} in {event.seconds:.1f} s"
             newline = "" if not self._parts or self._parts[-1].endswith("\n") else "\n"
             self._parts.append(f"{newline}[{event.step}/{event.steps}] {note}\n")
+
+    def recorder(self, on_event: Callable[[BuildEvent], None] | None) -> Callable[[BuildEvent], None]:
+        """A function that adds an event to the log, then passes it to `on_event`."""
+
+        def record(event: BuildEvent) -> None:
+            self.add(event)
+            if on_event is not None:
+                on_event(event)
+
+        return record
 
     @property
     def text(self) -> str:
