@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from paddock.capture.masking import Mask
     from paddock.capture.reply import Reply
     from paddock.capture.settings import CaptureSettings
+    from paddock.capture.tokens.conversations import TokenConversations
+    from paddock.capture.tokens.request import TokenCall
     from paddock.capture.trace import Call
     from paddock.capture.upstream import Upstream, UpstreamResponse
     from paddock.models.endpoint import Endpoint
@@ -48,7 +50,6 @@ UNEXPECTED_FORM = (AttributeError, KeyError, TypeError, ValueError)
 """What reading a response of an unexpected form raises."""
 LAST_ERROR_SECONDS = 2.0
 CUT_OFF_BY_PAUSE = "a pause cut it off, and the call was asked again afterwards"
-PATH = "/chat/completions"
 
 
 @dataclass(slots=True)
@@ -73,6 +74,8 @@ class Exchange:
     """The most tokens that this call may sample."""
     ends_at: float
     """When the call must have ended, on the event loop's clock. A pause moves it."""
+    tokens: TokenConversations | None = None
+    """The conversations as token ids, in token mode."""
     gate: CallGate = field(default_factory=CallGate)
     """Lets attempts through, unless the run is paused."""
     paused: PausedTime = field(default_factory=PausedTime)
@@ -84,6 +87,8 @@ class Exchange:
     _attempt: GatedAttempt = field(default_factory=GatedAttempt)
     _limit: asyncio.Timeout = field(init=False)
     _engine: InferenceEngine = field(init=False)
+    _token_call: TokenCall | None = None
+    """This call in token mode."""
     _prompt_ids: PromptIds = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,6 +141,12 @@ class Exchange:
     # -- attempts -----------------------------------------------------------------------------------
 
     async def _attempt_until_answered(self) -> None:
+        if self.tokens is not None:
+            try:
+                await self._detect_engine()
+                self._token_call = await self.tokens.prepare(self.call, self.chat, self._engine)
+            except UpstreamFailure as failure:
+                return await self._send_error(failure)
         initial = self.upstream.compatibility(self.endpoint)
         compatibility, failures, adaptations = initial, 0, 0
         held_since: float | None = None
@@ -211,31 +222,43 @@ class Exchange:
         self.call.model = self.endpoint.name
 
     def _build_request(self, compatibility: Compatibility) -> UpstreamRequest:
-        request = build_request(
-            self.chat,
-            model=self.endpoint.name,
-            engine=self._engine,
-            settings=self.settings,
-            compatibility=compatibility,
-            max_tokens=self.max_tokens,
-        )
+        if self._token_call is not None:
+            request = self._token_call.build(self.chat, self.settings, self.max_tokens)
+        else:
+            request = build_request(
+                self.chat,
+                model=self.endpoint.name,
+                engine=self._engine,
+                settings=self.settings,
+                compatibility=compatibility,
+                max_tokens=self.max_tokens,
+            )
         self.call.forwarded = self.mask.value(request.parameters)
-        temperature = request.body.get("temperature")
-        self.call.temperature = float(temperature) if isinstance(temperature, int | float) else None
+        self.call.temperature = request.temperature
         self.call.logprobs_kind = self._engine.logprobs_kind
         return request
 
     async def _ask(self, request: UpstreamRequest) -> None:
         idle = self.settings.idle_timeout if request.is_stream else self.settings.unary_timeout
         self._reset_completion()
-        if self._engine.fetch_prompt_ids is not None and self.settings.transparent:
+        if self._token_call is not None:
+            self._token_call.start_attempt()
+            self._completion.prompt_ids = self._token_call.prompt
+        elif self._engine.fetch_prompt_ids is not None and self.settings.transparent:
             self._prompt_ids.request(self._engine.fetch_prompt_ids, request.body)
         self.call.status = None
         self.call.admitted_version = self.settings.weights.current()
         payload = orjson.dumps(request.body)
         self.times.start_attempt(streamed=request.is_stream)
         try:
-            async with self.upstream.post(self.endpoint, PATH, payload, headers=self.headers, idle=idle) as response:
+            async with self.upstream.post(
+                self.endpoint,
+                request.path,
+                payload,
+                headers={**self.headers, **request.headers},
+                idle=idle,
+                root=request.at_root,
+            ) as response:
                 self.call.status = response.status
                 self.times.record_byte()
                 self._completion.set_weight_version(response.headers.get("x-weight-version"))
@@ -265,7 +288,7 @@ class Exchange:
                 events = read_events(reader, piece)
                 if not reader.only_comments:
                     self.times.record_byte()
-                done = self._read_chunks(events, pending)
+                done = await self._read_chunks(events, pending)
             except UpstreamFailure as error:
                 failure = error
             # The first chunks are held back until there is content: until then a failed attempt can be repeated.
@@ -283,13 +306,20 @@ class Exchange:
         await self.reply.finish()
         await response.drain()
 
-    def _read_chunks(self, events: list[bytes], pending: list[Chunk]) -> bool:
+    async def _read_chunks(self, events: list[bytes], pending: list[Chunk]) -> bool:
         """Read events into the completion and into `pending`. True if the last event of the stream is among them."""
         for data in events:
             if data == DONE:
                 return True
-            chunk = read_chunk(data)
-            pending.append((data, chunk, self._read(chunk)))
+            chunks = [read_chunk(data)]
+            if self._token_call is not None:
+                chunks = await self._token_call.read_event(chunks[0])
+            for chunk in chunks:
+                changed = self._read(chunk)
+                if self._token_call is None:
+                    pending.append((data, chunk, changed))
+                elif is_visible(chunk):
+                    pending.append((data, chunk, True))
             if self.call.first_token is None and self._completion.has_content:
                 self.call.first_token = time.time()
         return False
@@ -318,6 +348,8 @@ class Exchange:
         document = await response.document()
         if document.get("error"):
             raise UpstreamFailure.from_document(document, response.status)
+        if self._token_call is not None:
+            document = await self._token_call.read_document(document)
         choices = document.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise UpstreamFailure("the endpoint's answer holds no choice", status=response.status)
@@ -359,6 +391,12 @@ class Exchange:
             await self.reply.finish()
         else:
             await self.reply.send_document(error.status, self.error_body(error))
+
+
+def is_visible(chunk: dict[str, Any]) -> bool:
+    """Whether a chunk has more than tokens, which were removed from it."""
+    choices = chunk.get("choices") or ()
+    return not choices or bool(choices[0].get("delta") or choices[0].get("finish_reason"))
 
 
 def unexpected_form(error: Exception) -> UpstreamFailure:

@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import time
 from collections import deque
+from functools import partial
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ from paddock.capture.recorder import CallRecorder, fingerprint_messages
 from paddock.capture.reply import HttpReply
 from paddock.capture.roles import SESSION_HEADERS, Roles, session_of
 from paddock.capture.tokenizer import count_tokens
+from paddock.capture.tokens.conversations import TokenConversations
+from paddock.capture.tokens.opening import RenderingSource
 from paddock.capture.trace import Caller, Role
 from paddock.capture.upstream_request import find_constraint
 from paddock.errors import ModelError
@@ -106,6 +109,7 @@ class Capture:
         self._recorder = CallRecorder(on_call, self._mask, self._add_log_line)
         self._budget = BudgetMeter(settings, self._recorder.calls, self.paused)
         self._callers = self._make_callers(caller_finder, no_finder_reason)
+        self._tokens = self._make_conversations()
         self._first_call = 0
         """The index of the first call of this step."""
         self._times: dict[str, CallTimes] = {}
@@ -197,6 +201,14 @@ class Capture:
 
     def _make_callers(self, finder: SocketOwnerFinder | None, no_finder_reason: str) -> CallerLabels:
         return CallerLabels(finder, no_finder_reason, log=self._add_log_line, on_change=self._recorder.rewrite)
+
+    def _make_conversations(self) -> TokenConversations | None:
+        """The conversations as token ids, in token mode."""
+        if self.settings.tokens is None:
+            return None
+        thinking = self.settings.thinking
+        source = RenderingSource(self.settings.tokens, self.endpoint, self._upstream, thinking=thinking)
+        return TokenConversations(source, self._add_log_line)
 
     async def stop(self) -> None:
         """Refuse new requests, cancel running calls, and return when every call was stored."""
@@ -297,8 +309,9 @@ class Capture:
         reply = HttpReply(request, writer, keep_alive, self._add_log_line, ready)
         if recorded is not None:
             assert self._replay is not None
+            restore = None if self._tokens is None else partial(self._tokens.restore, chat=parsed.chat)
             exchange: Exchange | RecordedExchange = RecordedExchange(
-                call, recorded, self._replay, writer, reply, is_stream=parsed.is_stream
+                call, recorded, self._replay, writer, reply, is_stream=parsed.is_stream, on_answer=restore
             )
             return await self._finish_exchange(exchange, reply, ready)
         exchange = Exchange(
@@ -316,6 +329,7 @@ class Capture:
             ends_at=asyncio.get_running_loop().time() + self._budget.seconds_for_call(),
             gate=self._gate,
             paused=self.paused,
+            tokens=self._tokens,
         )
         return await self._finish_exchange(exchange, reply, ready)
 

@@ -14,6 +14,16 @@ Mode = Literal["transparent_proxy", "black_box"]
 
 
 @dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """Token mode: prompts are sent as token ids."""
+
+    tokenizer: str | None = None
+    """A folder, a GGUF file, a cached name of Hugging Face, or `engine`. None finds one."""
+    renderer: str | None = None
+    """A model family of the package `renderers`. None: by the model's name, else its chat template."""
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureSettings:
     mode: Mode = "transparent_proxy"
     """`transparent_proxy` changes each call so that it can be trained on; `black_box` only records."""
@@ -41,6 +51,8 @@ class CaptureSettings:
     """The same for a call without streaming. Such an agent gets no keep-alives."""
     keep_alive: float = 10.0
     """A stream to the agent that is silent for this long gets a comment, so that the agent does not time out."""
+    tokens: TokenSettings | None = None
+    """Token mode, if it is on."""
     weights: Weights = field(default_factory=Weights, compare=False)
     """The weight version of a call, if the engine does not report it."""
     deadline: float | None = None
@@ -52,6 +64,8 @@ class CaptureSettings:
         for name in ("call_timeout", "idle_timeout", "unary_timeout", "keep_alive", "attempts", *PAUSE_TIMEOUTS):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give a number above 0")
+        if self.tokens is not None and not self.transparent:
+            raise ConfigError("token mode needs transparent_proxy", hint="leave black_box out")
         if not 0 <= self.top_logprobs <= 20:
             raise ConfigError(f"top_logprobs is {self.top_logprobs}", hint="give a number from 0 to 20")
 

@@ -131,6 +131,11 @@ class Call:
     snapshot: dict[str, Any] = field(default_factory=dict)
     """The work folder when it began: see `store.snapshots.CallSnapshot`. Empty if none was asked for."""
 
+    token_mode: dict[str, Any] | None = None
+    """How the prompt ids were made in token mode; None outside of it. `render` is `first`, `bridge` (extends the call
+    `continues`), `full` or `engine`; `renderer` is the model family; `reason` says why it is no extension; `branch`
+    is set if the history was edited or continued a second time; `malformed_tool_calls` lists those of the answer."""
+
     @property
     def ok(self) -> bool:
         return self.error is None and not self.aborted

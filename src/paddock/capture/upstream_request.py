@@ -34,6 +34,9 @@ CAPTURE_FIELDS = frozenset(
     )
 )
 """Set by the proxy only, so that the agent cannot change what is captured."""
+CHAT_PATH = "/chat/completions"
+CONVERSATION = ("messages", "tools", "prompt", "input_ids")
+"""The fields that hold the conversation, as messages or as token ids."""
 MAX_TOKENS_FIELDS = ("max_tokens", "max_completion_tokens")
 CONSTRAINTS = (
     *(
@@ -76,11 +79,21 @@ class UpstreamRequest:
     is_stream: bool
     added_fields: list[frozenset[str]] = field(default_factory=list)
     """Groups of fields that the proxy added, in the order in which to drop them."""
+    path: str = CHAT_PATH
+    at_root: bool = False
+    """Whether the path begins at the server's root."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers that the engine needs."""
 
     @property
     def parameters(self) -> dict[str, Any]:
         """All fields but the conversation."""
-        return {name: value for name, value in self.body.items() if name not in ("messages", "tools")}
+        return {name: value for name, value in self.body.items() if name not in CONVERSATION}
+
+    @property
+    def temperature(self) -> float | None:
+        value = {**self.body, **_as_dict(self.body.get("sampling_params"))}.get("temperature")
+        return float(value) if isinstance(value, int | float) else None
 
 
 def find_constraint(body: Mapping[str, Any]) -> str | None:

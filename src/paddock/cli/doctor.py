@@ -48,6 +48,7 @@ PROGRAM_SECONDS = 10.0
 EXTRAS = {
     "aiohttp": "rollouts",
     "xllamacpp": "the local model",
+    "renderers": "token mode",
     "gymnasium": "Gymnasium's environments",
     "ray": "clusters",
     "e2b": "E2B's sandboxes",

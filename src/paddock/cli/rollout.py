@@ -185,7 +185,9 @@ def refuse_unused_options(agent: str, mode: str, *, scored: bool) -> None:
         refuse_unused("sandbox", why=why, hint="leave it out, or give a TASK with tests")
     if mode == BLACK_BOX:
         why = "--mode black_box passes calls on unchanged"
-        refuse_unused("temperature", "top_logprobs", "thinking", why=why, hint="leave it or the mode out")
+        refuse_unused(
+            "temperature", "top_logprobs", "thinking", "token_mode", why=why, hint="leave it or the mode out"
+        )
 
 
 def refuse_vllm_url(model: str) -> None:

@@ -295,6 +295,8 @@ def print_calls(calls: list[Call]) -> None:
     for temperature, kind in dict.fromkeys((call.temperature, call.logprobs_kind) for call in calls):
         click.echo(f"temperature: {'left to the endpoint' if temperature is None else temperature}, {kind} logprobs")
     for call in calls:
+        if call.token_mode is not None and (reason := call.token_mode.get("reason")):
+            click.echo(f"{call.id}: {call.token_mode['render']} render: {reason}")
         if call.caller == "foreign":
             click.echo(f"{call.id}: {call.untrainable_because}")
 

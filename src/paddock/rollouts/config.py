@@ -123,6 +123,16 @@ class RunConfig:
     None leaves it to the agent."""
     top_logprobs: int = 1
     """Alternatives to keep for each token, up to 20."""
+    token_mode: bool = field(default=False, metadata={"flags": ("--tokens",)})
+    """Send prompts as token ids: a conversation is one sample, and nothing is tokenized twice.
+
+    Needs vLLM, SGLang or llama.cpp, and the extra `tokens`."""
+    tokenizer: str | None = field(default=None, metadata={"metavar": "SOURCE"})
+    """The model's tokenizer in token mode: a folder, a GGUF file, a name in Hugging Face's cache, or `engine`.
+
+    Default: the one that the model's name or the engine's weights lead to, else `engine`. Nothing is downloaded."""
+    renderer: str | None = field(default=None, metadata={"metavar": "FAMILY"})
+    """The model's family in token mode, such as qwen3. Default: by the model's name, else its chat template."""
     thinking: bool | None = None
     """Turn the model's thinking on or off."""
     context_tokens: int = field(default=32768, metadata={"flags": ("--context",)})
@@ -193,6 +203,11 @@ class RunConfig:
             raise ConfigError(f"mode is {self.mode!r}", hint=f"use {' or '.join(MODES)}")
         if self.verifier_mode not in (None, *VERIFIER_MODES):
             raise ConfigError(f"verifier_mode is {self.verifier_mode!r}", hint=f"use {', '.join(VERIFIER_MODES)}")
+        if self.token_mode and self.mode != "transparent_proxy":
+            raise ConfigError(f"token_mode needs the mode transparent_proxy, not {self.mode}", hint="leave mode out")
+        for name in ("tokenizer", "renderer"):
+            if getattr(self, name) is not None and not self.token_mode:
+                raise ConfigError(f"{name} is used in token mode only", hint="add --tokens, or token_mode=True")
         if not 0 <= self.top_logprobs <= MOST_TOP_LOGPROBS:
             raise ConfigError(f"top_logprobs is {self.top_logprobs}", hint=f"give 0 to {MOST_TOP_LOGPROBS}")
         if self.temperature is not None and not 0 <= self.temperature < math.inf:
@@ -300,7 +315,7 @@ class RunConfig:
     ) -> CaptureSettings:
         """The settings of a rollout's capture. `answer_timeout` is how long the agent waits for a whole answer,
         `deadline` is when its time is up, as `time.monotonic` counts."""
-        from paddock.capture.settings import CaptureSettings
+        from paddock.capture.settings import CaptureSettings, TokenSettings
 
         settings = CaptureSettings(
             mode=self.mode,
@@ -308,6 +323,7 @@ class RunConfig:
             thinking=self.thinking,
             temperature=self.temperature,
             top_logprobs=self.top_logprobs,
+            tokens=TokenSettings(self.tokenizer, self.renderer) if self.token_mode else None,
             weights=weights,
             call_timeout=call_timeout,
             pause_timeout=self.pause_timeout or LONGEST_PAUSE_SECONDS,

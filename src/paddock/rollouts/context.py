@@ -14,6 +14,8 @@ from paddock.agents import load_agent
 from paddock.agents.equipment import check_can_use
 from paddock.capture.gate import CallGate
 from paddock.capture.masking import Mask
+from paddock.capture.settings import TokenSettings
+from paddock.capture.tokens.opening import RenderingSource
 from paddock.capture.upstream import Upstream
 from paddock.errors import ConfigError
 from paddock.models import open_model
@@ -160,6 +162,9 @@ class RunContext:
             "stall_timeout": config.stall_timeout,
             "verifier_mode": config.verifier_mode,
             "network": None if config.agent_network is None else str(config.agent_network),
+            "token_mode": config.token_mode,
+            "tokenizer": config.tokenizer,
+            "renderer": config.renderer,
             "thinking": config.thinking,
             "temperature": config.temperature,
             "top_logprobs": config.top_logprobs,
@@ -202,6 +207,11 @@ async def open_run(
         if config.snapshots:
             await store.run(store.expire_snapshots, config.snapshot_limits.days * DAY_SECONDS)
         async with open_endpoint(config, log) as endpoint:
+            if config.token_mode:
+                tokens = TokenSettings(config.tokenizer, config.renderer)
+                rendering = await RenderingSource(tokens, endpoint, upstream, thinking=config.thinking).check()
+                if log is not None:
+                    log(f"token mode: renderer {rendering.family}, tokenizer {rendering.tokenizer.name_or_path}")
             yield RunContext.create(
                 config, endpoint=endpoint, store=store, upstream=upstream, sessions=sessions, secrets=secrets
             )

@@ -30,6 +30,7 @@ MAY_CHANGE = frozenset(
         "agent_timeout",
         "stall_timeout",
         "top_logprobs",
+        "tokenizer",
         "weight_version",
         "steps",
         "output_chars",

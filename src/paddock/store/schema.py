@@ -184,6 +184,8 @@ SCHEMA = Schema(
         Migration(_add_snapshots),
         # 7: forks are found from their parents, and refer to rows of them. Heads of calls have a dictionary.
         Migration(_add_forks, _emulate_forks),
+        # 8: calls say how their prompt ids were made in token mode. The tables are the same.
+        Migration(),
     ),
     application_id=0x5061646B,
     hint="choose another folder with PADDOCK_STORE",

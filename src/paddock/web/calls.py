@@ -123,6 +123,7 @@ def _row(head: CallHead, node: CallNode | None) -> dict[str, Any]:
         "caller": values.get("caller", Caller.UNKNOWN),
         "temperature": values.get("temperature"),
         "logprobs_kind": values.get("logprobs_kind", LogprobsKind.UNKNOWN),
+        "token_mode": values.get("token_mode"),
         "replayed_from": values.get("replayed_from"),
         "trainable": reason is None,
         "untrainable_because": reason,

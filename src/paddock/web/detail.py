@@ -110,10 +110,14 @@ def rerun_command(record: RolloutRecord) -> str:
         ("--mode", record.mode, "transparent_proxy"),
         ("--temperature", config.get("temperature"), 1.0),
         ("--top-logprobs", config.get("top_logprobs"), 1),
+        ("--tokenizer", config.get("tokenizer"), None),
+        ("--renderer", config.get("renderer"), None),
         ("--agent-timeout", config.get("agent_timeout"), None),
     ):
         if value is not None and value != default and value != "":
             words += [option, str(value)]
+    if config.get("token_mode"):
+        words.append("--tokens")
     return shlex.join(words)
 
 

@@ -20,8 +20,70 @@ Post = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 """Posts a document to a path of the server's root and returns the response."""
 FetchPromptIds = Callable[[Post, Mapping[str, Any]], Awaitable[list[int]]]
 CountTokens = Callable[[Post, Mapping[str, Any]], Awaitable[int]]
+EncodeText = Callable[[Post, str, str], Awaitable[list[int]]]
+DecodeIds = Callable[[Post, str, list[int]], Awaitable[str]]
 
 STANDARD_NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class SampledPiece:
+    """What a response to token ids says, whole or in part."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    """One for each id; None for a missing one."""
+    tops: list[list[tuple[Any, float]]] = field(default_factory=list)
+    """For each id, the alternatives: an id or a text, and a logprob."""
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+    prompt_ids: list[int] | None = None
+    """The prompt, if the engine repeats it."""
+    stop_string: str | None = None
+    """The stop string that ended the answer."""
+    weight_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRequest:
+    """A prompt as token ids, and how to sample."""
+
+    model: str
+    prompt: list[int]
+    max_tokens: int
+    sampling: Mapping[str, Any]
+    """Temperature, `top_p` and what else the engine takes, under the engine's names."""
+    top_logprobs: int
+    stop_ids: list[int]
+    stop_strings: list[str]
+    seed: int | None
+    is_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokenApi:
+    """How an engine takes token ids and returns token ids."""
+
+    path: str
+    at_root: bool
+    """Whether the path begins at the server's root, not at the endpoint's URL."""
+    write: Callable[[TokenRequest], dict[str, Any]]
+    read: Callable[[dict[str, Any], int], SampledPiece]
+    """Reads a document or an event. The number is how many ids were read before."""
+    takes_stop_strings: bool = True
+    """Whether the ids and logprobs are complete if a stop string ends the answer."""
+    closes_streams: bool = False
+    """It closes the connection after a stream, without saying so."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerApi:
+    """The tokenizer of an engine. The second argument of each is the model's name."""
+
+    encode: EncodeText
+    """The ids of a text with special tokens in it; none is added."""
+    decode: DecodeIds
+    """The text of ids, special tokens included."""
 
 
 def can_always_stream(body: Mapping[str, Any]) -> bool:
@@ -50,6 +112,9 @@ class InferenceEngine:
     """Asks the engine's own tokenizer, if its responses hold no prompt ids."""
     count_tokens: CountTokens | None = None
     """Counts the tokens of a prompt, if the engine has a tokenizer endpoint."""
+    token_api: TokenApi | None = None
+    """How it takes token ids, if it does."""
+    tokenizer: TokenizerApi | None = None
     logprobs_kind: LogprobsKind = LogprobsKind.UNKNOWN
     """The logprobs that it returns in its default configuration. No engine says so in its responses."""
     upgrade_hint: str = "serve the model with vLLM, SGLang or llama.cpp to train on it"

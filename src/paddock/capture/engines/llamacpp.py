@@ -1,14 +1,15 @@
 """llama.cpp: ids stand beside the logprobs; the ids of the prompt come from its own template and tokenizer.
 
 It gives no logprobs with `top_logprobs: 0`. A stream with logprobs is refused when there are tools, and lacks
-the token that ended the answer when there are none, so calls for tokens are never streamed.
+the token that ended the answer when there are none, so such calls are never streamed. `/completion` takes token ids
+and streams all of them, with their logprobs; after a stop string it leaves some out.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paddock.capture.engines import InferenceEngine, Post
+from paddock.capture.engines import InferenceEngine, Post, SampledPiece, TokenApi, TokenizerApi, TokenRequest
 from paddock.capture.trace import LogprobsKind
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ PROMPT_FIELDS = (
     *("messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "reasoning_format"),
     *("reasoning_effort", "add_generation_prompt", "continue_final_message"),
 )
+
+
+FINISH_REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
 def can_stream(body: Mapping[str, Any]) -> bool:
@@ -35,6 +39,44 @@ async def count_tokens(post: Post, body: Mapping[str, Any]) -> int:
     return len(await fetch_prompt_ids(post, body))
 
 
+def write_token_request(request: TokenRequest) -> dict[str, Any]:
+    body = {
+        "prompt": request.prompt,
+        "n_predict": request.max_tokens,
+        **request.sampling,
+        "n_probs": request.top_logprobs,
+        "return_tokens": True,
+        "cache_prompt": True,
+        "stream": request.is_stream,
+    }
+    return body if request.seed is None else {**body, "seed": request.seed}
+
+
+def read_token_response(document: dict[str, Any], seen: int) -> SampledPiece:
+    entries = document.get("completion_probabilities") or ()
+    is_last = bool(document.get("stop"))
+    # The last event of a stream has no tokens, and every other one the new tokens.
+    usage = {"prompt_tokens": document.get("tokens_evaluated"), "completion_tokens": document.get("tokens_predicted")}
+    if (cached := (document.get("timings") or {}).get("cache_n")) is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": cached}
+    return SampledPiece(
+        ids=document.get("tokens") or [],
+        logprobs=[entry.get("logprob") for entry in entries],
+        tops=[[(top.get("id"), top.get("logprob")) for top in entry.get("top_logprobs") or ()] for entry in entries],
+        finish_reason=FINISH_REASONS.get(str(document.get("stop_type")), "stop") if is_last else None,
+        usage=usage if is_last else None,
+    )
+
+
+async def encode_text(post: Post, model: str, text: str) -> list[int]:
+    document = await post("/tokenize", {"content": text, "add_special": False, "parse_special": True})
+    return [int(token) for token in document["tokens"]]
+
+
+async def decode_ids(post: Post, model: str, ids: list[int]) -> str:
+    return str((await post("/detokenize", {"tokens": ids}))["content"])
+
+
 ENGINE = InferenceEngine(
     "llamacpp",
     owned_by=("llamacpp",),
@@ -47,5 +89,14 @@ ENGINE = InferenceEngine(
     logprobs_kind=LogprobsKind.RAW,
     fetch_prompt_ids=fetch_prompt_ids,
     count_tokens=count_tokens,
+    token_api=TokenApi(
+        "/completion",
+        True,
+        write_token_request,
+        read_token_response,
+        takes_stop_strings=False,
+        closes_streams=True,
+    ),
+    tokenizer=TokenizerApi(encode_text, decode_ids),
     upgrade_hint="start the llama.cpp server with its own chat template (`--jinja`), so that /apply-template answers",
 )

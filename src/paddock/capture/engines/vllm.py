@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paddock.capture.engines import InferenceEngine, Post
+from paddock.capture.engines import InferenceEngine, Post, SampledPiece, TokenApi, TokenizerApi, TokenRequest
 from paddock.capture.trace import LogprobsKind
 
 if TYPE_CHECKING:
@@ -18,6 +18,52 @@ async def count_tokens(post: Post, body: Mapping[str, Any]) -> int:
     return int((await post("/tokenize", prompt))["count"])
 
 
+def write_token_request(request: TokenRequest) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": request.model,
+        "prompt": request.prompt,
+        "max_tokens": request.max_tokens,
+        **request.sampling,
+        "logprobs": request.top_logprobs,
+        "return_token_ids": True,
+        "skip_special_tokens": False,
+        "stop_token_ids": request.stop_ids,
+    }
+    if request.stop_strings:
+        body["stop"] = request.stop_strings
+    if request.seed is not None:
+        body["seed"] = request.seed
+    if request.is_stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return body
+
+
+def read_token_response(document: dict[str, Any], seen: int) -> SampledPiece:
+    choices = document.get("choices") or [{}]
+    choice = choices[0]
+    logprobs = choice.get("logprobs") or {}
+    prompt = choice.get("prompt_token_ids")
+    stop = choice.get("stop_reason")
+    return SampledPiece(
+        ids=choice.get("token_ids") or [],
+        logprobs=logprobs.get("token_logprobs") or [],
+        tops=[list((each or {}).items()) for each in logprobs.get("top_logprobs") or ()],
+        finish_reason=choice.get("finish_reason"),
+        usage=document.get("usage"),
+        prompt_ids=document.get("prompt_token_ids") if prompt is None else prompt,
+        stop_string=stop if isinstance(stop, str) else None,
+    )
+
+
+async def encode_text(post: Post, model: str, text: str) -> list[int]:
+    document = await post("/tokenize", {"model": model, "prompt": text, "add_special_tokens": False})
+    return [int(token) for token in document["tokens"]]
+
+
+async def decode_ids(post: Post, model: str, ids: list[int]) -> str:
+    return str((await post("/detokenize", {"model": model, "tokens": ids}))["prompt"])
+
+
 ENGINE = InferenceEngine(
     "vllm",
     owned_by=("vllm",),
@@ -28,5 +74,7 @@ ENGINE = InferenceEngine(
     # `--logprobs-mode raw_logprobs`; with `processed_logprobs` they are those after the temperature.
     logprobs_kind=LogprobsKind.RAW,
     count_tokens=count_tokens,
+    token_api=TokenApi("/completions", False, write_token_request, read_token_response),
+    tokenizer=TokenizerApi(encode_text, decode_ids),
     upgrade_hint="run a vLLM that knows `return_token_ids` (0.10.2 or later)",
 )

@@ -12,6 +12,8 @@ from paddock.capture.recorded.replay import WRITTEN_BY_HAND
 from paddock.capture.reply import AgentDisconnected
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paddock.capture.dialects.base import ReplyWriter
     from paddock.capture.recorded.replay import Replay
     from paddock.capture.reply import Reply
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 ANSWER_FIELDS = (
     *("prompt_token_ids", "completion_token_ids", "logprobs", "tokens", "top_logprobs", "message", "finish_reason"),
     *("usage", "forwarded", "engine", "model", "weight_version", "admitted_version", "level", "temperature"),
-    *("logprobs_kind", "token_problem"),
+    *("logprobs_kind", "token_problem", "token_mode"),
 )
 """What a replayed call has of the recorded one: all that was sampled, and how."""
 
@@ -35,6 +37,8 @@ class RecordedExchange:
     writer: ReplyWriter
     reply: Reply
     is_stream: bool
+    on_answer: Callable[[Call], None] | None = None
+    """Gets the call when it has its answer, before the agent does."""
     times: CallTimes = field(default_factory=CallTimes)
 
     async def run(self) -> None:
@@ -44,6 +48,8 @@ class RecordedExchange:
         if recorded.token_problem != WRITTEN_BY_HAND:
             call.replayed_from = recorded.replayed_from or f"{self.replay.source}/{recorded.id}"
             call.is_copy = self.replay.is_copy
+        if self.on_answer is not None:
+            self.on_answer(call)
         call.status, call.first_token = 200, time.time()
         self.times.start_attempt(streamed=self.is_stream)
         self.times.record_byte()
