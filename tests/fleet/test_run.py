@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from paddock.errors import TaskError
+from paddock.errors import ConfigError, TaskError
 from paddock.fleet.client.models import Instance
 from paddock.fleet.client.plane_client import InstanceOptions, PlaneClient
 from paddock.fleet.client.provisioning import Provisioning
 from paddock.fleet.instance.browser import PROGRAMS
-from paddock.fleet.run import as_task, needed_seconds, read_task, read_tasks, run_tasks
+from paddock.fleet.run import as_task, fork_task, needed_seconds, read_task, read_tasks, run_tasks
 from paddock.limits import RolloutTimeouts
 from paddock.models.endpoint import Endpoint
 from paddock.models.replay import ReplayServer
@@ -82,6 +82,28 @@ def test_a_record_has_the_fields_of_a_coding_agents_record(plane: PlaneProcess, 
     assert plane.address.api_key not in json.dumps(
         [stored.config, stored.metadata, stored.transcript, stored.proxy_log]
     )
+
+
+def test_a_fork_repeats_the_calls_on_a_new_instance(plane: PlaneProcess, store: Store) -> None:
+    async def play() -> None:
+        async with ReplayServer(played("jam")) as server:
+            model = {"model": Endpoint(server.url, "replay", engine="vllm"), "store": store, "retries": 0}
+            (source,) = (await run_tasks([note_task("jam")], plane=plane.address, **model)).records
+            server.log.clear()
+            result = await fork_task(source, at="c1", n=2, parallel=2, plane=plane.address, **model)
+            assert [(each.reward, each.fork["fidelity"]["replayed_calls"]) for each in result.records] == [
+                (1.0, 1)
+            ] * 2
+            assert len(server.log) == 2 * (source.calls - 1)
+            instances = {record.metadata["instance_id"] for record in (source, *result.records)}
+            assert len(instances) == 3
+            assert {record.metadata["env_version"] for record in result.records} == {source.metadata["env_version"]}
+            assert {record.task_hash for record in result.records} == {source.task_hash}
+            with pytest.raises(ConfigError, match="has no call c9"):
+                await fork_task(source, at="c9", plane=plane.address, **model)
+        assert plane.alive() == []
+
+    run(play())
 
 
 def test_a_submitted_answer_reaches_the_verifier_and_ends_the_episode(plane: PlaneProcess, store: Store) -> None:

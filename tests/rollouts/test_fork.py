@@ -12,11 +12,11 @@ from paddock.models.endpoint import Endpoint
 from paddock.models.replay import ReplayServer
 from paddock.rollouts.api import run_batch
 from paddock.rollouts.config import RunConfig
-from paddock.rollouts.fork import fork, read_edit
+from paddock.rollouts.fork import fork, read_edit, restore_config
 from paddock.store import Store
 from paddock.store.outcome import Outcome
 from paddock.store.record import RolloutRecord
-from rollouts.played import UPSTREAM_KEY, a_task, needs_bwrap, roll, run, speaker
+from rollouts.played import NOBODY_THERE, UPSTREAM_KEY, a_task, needs_bwrap, roll, run, speaker
 
 pytestmark = needs_bwrap
 COMMANDS = ("echo $RANDOM", "echo 41 > answer.txt", "echo 42 > answer.txt", "cat answer.txt")
@@ -122,6 +122,58 @@ def test_a_fork_can_be_forked(store: Store) -> None:
     run(play())
 
 
+def test_a_fork_that_needs_no_live_call_needs_no_model(store: Store) -> None:
+    async def play() -> None:
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            source = await record_one(store, server)
+        result = await fork(source, at=source.calls, model=NOBODY_THERE, agent=speaker(), store=store)
+        (record,) = result.records
+        assert (record.outcome, record.reward, record.calls) == (Outcome.OK, 1.0, source.calls)
+
+    run(play())
+
+
+def test_the_name_of_the_model_is_restored() -> None:
+    config = RunConfig(model="http://127.0.0.1:1/v1").to_json()
+    record = RolloutRecord("r1", "t", config={"model_name": "policy"}, run_config=config)
+    assert restore_config(record, {}).model_name == "policy"
+    assert restore_config(record, {"model": "http://127.0.0.1:2/v1"}).model_name is None
+
+
+def test_a_fork_of_an_unscored_fork_trains_on_no_call_twice(store: Store) -> None:
+    fails = {**SCRIPT, "faults": [{"turn": 4, "status": 401, "times": 9}]}
+
+    async def play() -> None:
+        async with (
+            ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server,
+            ReplayServer(fails, api_key=UPSTREAM_KEY) as failing,
+        ):
+            source = await record_one(store, server)
+            (child,) = await forked(store, failing, source, at=2, retries=0)
+            assert (child.outcome, child.reward) == (Outcome.MODEL, None)
+            (grandchild,) = await forked(store, server, child, at=4)
+            copies = [call.is_copy for call in store.calls(grandchild.rollout_id)]
+            assert copies == [True, True, False, False, False]
+
+    run(play())
+
+
+def test_a_batch_of_forks_is_resumed_at_its_fork_or_later(store: Store) -> None:
+    """A member that ended before its fork begins again: otherwise calls would be sampled that are recorded."""
+
+    async def play() -> None:
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            source = await record_one(store, server)
+            await forked(store, server, source, at=3, n=1, batch_id="b-one", budget=Budget(calls=2))
+            await forked(store, server, source, at=3, n=2, resume="b-one", budget=Budget(calls=4))
+            server.log.clear()
+            again = await forked(store, server, source, at=3, n=2, resume="b-one", budget=Budget(calls=9))
+            assert [(record.reward, record.fork["kind"]) for record in again] == [(1.0, "resume")] * 2
+            assert len(server.log) == 2
+
+    run(play())
+
+
 def test_a_batch_with_a_larger_budget_continues_its_members(store: Store) -> None:
     async def play() -> None:
         async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
@@ -196,6 +248,7 @@ def test_a_config_is_restored_from_its_record() -> None:
     [
         ({"answers": "x"}, "no key 'answers'"),
         ({"answer": 5}, "answer is neither"),
+        ({"answer": {"text": "Hello."}}, "an answer has no key 'text'"),
         ({"answer": {"tool_calls": [{}]}}, r"tool_calls\[0\] has no name"),
         ({"tool_result": 5}, "tool_result is not a text"),
     ],

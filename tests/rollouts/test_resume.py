@@ -14,8 +14,9 @@ from paddock.limits import Budget, RolloutTimeouts
 from paddock.models.endpoint import Endpoint
 from paddock.rollouts.api import run_batch
 from paddock.rollouts.batch import BatchResult
+from paddock.rollouts.config import RunConfig
 from paddock.rollouts.loop.agent import LoopAgent
-from paddock.rollouts.resume import differences, is_settled
+from paddock.rollouts.resume import differences, has_larger_limits, is_settled
 from paddock.sandbox.base import Mount
 from paddock.store import Store
 from paddock.store.outcome import Outcome
@@ -176,3 +177,27 @@ def test_another_agent_is_named_without_its_settings() -> None:
     assert differences(before, {"agent": "codex", "driver": "serve", "version": "2", "temperature": 1.0}) == [
         'agent was "opencode" and is "codex"'
     ]
+
+
+def ended_with(outcome: Outcome, **config: Any) -> RolloutRecord:
+    return RolloutRecord("r1", "answer", outcome=outcome, config=config)
+
+
+@pytest.mark.parametrize(
+    ("record", "now", "expected"),
+    [
+        (ended_with(Outcome.TIMEOUT, agent_timeout=None), {"agent_timeout": 11.0}, True),
+        (ended_with(Outcome.TIMEOUT, agent_timeout=None), {}, False),
+        (ended_with(Outcome.TIMEOUT, agent_timeout=5.0), {}, True),
+        (ended_with(Outcome.TIMEOUT, agent_timeout=None), {"timeouts": RolloutTimeouts(agent=30)}, True),
+        (ended_with(Outcome.BUDGET, steps=50), {"max_steps": 51}, True),
+        (ended_with(Outcome.BUDGET, steps=50, budget={"calls": 200}), {}, False),
+        (ended_with(Outcome.BUDGET, budget={"calls": 200}), {"budget": Budget(calls=None)}, True),
+        (ended_with(Outcome.OK, budget={"calls": 200}), {"budget": Budget(calls=300)}, False),
+    ],
+)
+def test_a_member_continues_if_its_limit_is_larger_now(
+    record: RolloutRecord, now: dict[str, Any], expected: bool
+) -> None:
+    """The task allows ten seconds."""
+    assert has_larger_limits(record, RunConfig(model="demo", **now), a_task()) is expected

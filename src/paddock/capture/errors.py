@@ -18,6 +18,9 @@ CONTEXT_TEXT = re.compile(
 )
 NUMBER = re.compile(r"\d[\d,]*")
 MAX_MESSAGE_CHARACTERS = 4000
+FINAL_MESSAGE = "the model endpoint does not work, and the attempts at this call are used up"
+"""Agents search errors for words and numbers that promise success on a retry. This text has none of them: the proxy
+has retried already. The record of the call keeps the reason."""
 REFUSED_STATUS = (400, 404, 413, 422)
 
 

@@ -15,10 +15,10 @@ import orjson
 
 from paddock.capture.call_summary import CallTimes
 from paddock.capture.completion import Completion
-from paddock.capture.errors import ErrorReply, UpstreamFailure
+from paddock.capture.errors import FINAL_MESSAGE, ErrorReply, UpstreamFailure
 from paddock.capture.gate import AttemptAborted, CallGate, GatedAttempt
 from paddock.capture.paused_time import PausedTime
-from paddock.capture.reply import AgentDisconnected
+from paddock.capture.reply import AgentDisconnected, send_error
 from paddock.capture.tokenizer import PromptIds
 from paddock.capture.upstream import retry_pause
 from paddock.capture.upstream_request import Compatibility, UpstreamRequest, adapt, build_request
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
 MAX_ADAPTATIONS = 6
 """How often one call may be changed and sent again because the endpoint refused a field."""
-FINAL_MESSAGE = "the model endpoint does not work, and the attempts at this call are used up"
-"""Agents search errors for words and numbers that promise success on a retry. This text has none of them: the proxy
-has retried already. The record of the call keeps the reason."""
 UNEXPECTED_FORM = (AttributeError, KeyError, TypeError, ValueError)
 """What reading a response of an unexpected form raises."""
 LAST_ERROR_SECONDS = 2.0
@@ -386,11 +383,7 @@ class Exchange:
         else:
             kind = failure.kind or "invalid_request_error"
             error = ErrorReply(failure.status, message, kind, failure.code, failure.param)
-        if self.reply.has_started or self.writer.writes_error_in_stream(error):
-            await self.reply.send_events(self.writer.write_error(error))
-            await self.reply.finish()
-        else:
-            await self.reply.send_document(error.status, self.error_body(error))
+        await send_error(self.reply, self.writer, error, self.error_body)
 
 
 def is_visible(chunk: dict[str, Any]) -> bool:

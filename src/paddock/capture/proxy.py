@@ -286,6 +286,7 @@ class Capture:
         except TypeError:
             return error_response(dialect, ErrorReply(400, "the body is nested too deeply"))
         recorded = None
+        tool_results: dict[str, str] = {}
         if self._replay is not None:
             match = self._replay.match(f"c{len(self.calls)}", self._mask.value(parsed.chat["messages"]))
             if match.divergence is not None:
@@ -293,7 +294,7 @@ class Capture:
                 self.divergence = self._mask.text(match.divergence)
                 return stop_response(writer, DIVERGED_MESSAGE, self.endpoint.name, is_stream=parsed.is_stream)
             recorded = match.recorded
-            parsed.chat["messages"] = self._replay.rewrite(parsed.chat["messages"])
+            parsed.chat["messages"], tool_results = self._replay.rewrite(parsed.chat["messages"])
         before_output = all(each.first_token is None for each in self.step_calls)
         max_tokens = self._budget.grant_tokens()
         call = self._recorder.start(
@@ -303,6 +304,7 @@ class Capture:
             fingerprint_messages(parsed.chat["messages"]),
             dialect.name,
         )
+        call.tool_results = tool_results
         self._budget.record_grant(call, max_tokens)
         ready = self._announce(call, self._callers.label(call, request.transport, before_output=before_output))
         keep_alive = self.settings.keep_alive if parsed.is_stream else None
@@ -311,7 +313,14 @@ class Capture:
             assert self._replay is not None
             restore = None if self._tokens is None else partial(self._tokens.restore, chat=parsed.chat)
             exchange: Exchange | RecordedExchange = RecordedExchange(
-                call, recorded, self._replay, writer, reply, is_stream=parsed.is_stream, on_answer=restore
+                call,
+                recorded,
+                self._replay,
+                writer,
+                reply,
+                dialect.error_body,
+                is_stream=parsed.is_stream,
+                on_answer=restore,
             )
             return await self._finish_exchange(exchange, reply, ready)
         exchange = Exchange(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paddock.capture.dialects.base import ReplyWriter
+    from paddock.capture.errors import ErrorReply
 
 
 class AgentDisconnected(Exception):
@@ -31,6 +32,17 @@ class Reply(Protocol):
 
     async def finish(self) -> None:
         """End the stream."""
+
+
+async def send_error(
+    reply: Reply, writer: ReplyWriter, error: ErrorReply, error_body: Callable[[ErrorReply], bytes]
+) -> None:
+    """Send an error as a status, or in the stream if one has begun or the agent understands it only there."""
+    if reply.has_started or writer.writes_error_in_stream(error):
+        await reply.send_events(writer.write_error(error))
+        await reply.finish()
+    else:
+        await reply.send_document(error.status, error_body(error))
 
 
 class HttpReply:

@@ -130,6 +130,8 @@ class Call:
     """The recorded call is trained on in its own rollout, so this one must not be."""
     snapshot: dict[str, Any] = field(default_factory=dict)
     """The work folder when it began: see `store.snapshots.CallSnapshot`. Empty if none was asked for."""
+    tool_results: dict[str, str] = field(default_factory=dict)
+    """Results of tools that the model got in place of those in the request (see `recorded.tool_results`)."""
 
     token_mode: dict[str, Any] | None = None
     """How the prompt ids were made in token mode; None outside of it. `render` is `first`, `bridge` (extends the call

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 from contextlib import redirect_stdout
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paddock.capture.recorded.replay import FIDELITY_POLICIES, FidelityPolicy
 from paddock.cli import INTERRUPTED, note, plural, print_error, print_json, refuse_unused
 from paddock.cli.field_options import field_options, read_field_options
 from paddock.cli.interrupts import restored_handlers, run_async
+from paddock.cli.rollout_fork import fork_command
 from paddock.cli.task_selection import select_tasks, selection_options, set_options
 from paddock.errors import ConfigError, TaskError
 from paddock.rollouts.config import RunConfig
@@ -67,6 +66,9 @@ def command() -> None:
 
     TASK is a task folder, a folder of them, a .jsonl file, a shipped task's name, or another set (paddock tasks).
     """
+
+
+command.add_command(fork_command)
 
 
 @command.command("run")
@@ -239,64 +241,6 @@ def find_environment(target: str) -> str | Callable[[], Any]:
     return load_target(target)[0]
 
 
-@command.command("fork")
-@click.argument("rollout_id", metavar="ID")
-@click.option("--at", required=True, metavar="CALL", help="The first call that is sampled live: c5, or 5.")
-@click.option("-n", "--repeat", "n", default=1, show_default=True, type=click.IntRange(min=1), help="Forks to run.")
-@click.option("--parallel", default=2, show_default=True, type=click.IntRange(min=1), help="Forks at a time.")
-@click.option("--model", help="Another model, as in `paddock rollout`.")
-@click.option("--model-name", help="The name of the model at its URL.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="Another temperature of the live calls.")
-@click.option("--agent-timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds for the agent.")
-@click.option(
-    "--policy",
-    type=click.Choice(FIDELITY_POLICIES),
-    default="tolerant",
-    show_default=True,
-    help="strict: stop at the first request that differs. tolerant: go on while the conversation has the same shape.",
-)
-@click.option(
-    "--edit",
-    "edit_file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="A JSON file with another answer at CALL, or another tool result before it.",
-)
-@click.option("--task", "task_spec", help="The task, if the rollout was recorded without it.")
-@click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
-@click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each fork, as it ends.")
-def fork_command(
-    rollout_id: str,
-    at: str,
-    n: int,
-    parallel: int,
-    policy: FidelityPolicy,
-    edit_file: Path | None,
-    task_spec: str | None,
-    unsafe: bool,
-    store: Path | None,
-    as_json: bool,
-    **options: Any,
-) -> int:
-    """Run forks of rollout ID: replay its calls before CALL, and continue live from there.
-
-    Task, agent and settings are those of the recorded rollout. The replayed calls cost no model tokens, and are not
-    trained on again.
-    """
-    from paddock.rollouts.batch import new_batch_id
-    from paddock.rollouts.fork import fork
-
-    batch_id = new_batch_id()
-    fields = {name: value for name, value in options.items() if value is not None}
-    fields |= {"parallel": parallel, "batch_id": batch_id, "store": store}
-    if unsafe:
-        fields["consent"] = True
-    task = None if task_spec is None else load_one_task(task_spec)
-    edit = None if edit_file is None else read_edit_file(edit_file)
-    work = partial(fork, rollout_id, at=at, n=n, policy=policy, edit=edit, task=task, **fields)
-    return run_with_progress(work, RunConfig(model="", batch_id=batch_id), total=n, as_json=as_json)
-
-
 def load_one_task(spec: str) -> Task:
     from paddock.tasks.taskset import load_tasks
 
@@ -304,13 +248,6 @@ def load_one_task(spec: str) -> Task:
     if len(tasks) != 1:
         raise ConfigError(f"{spec} holds {len(tasks)} tasks", hint="name one task")
     return tasks[0]
-
-
-def read_edit_file(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}", hint='write {"answer": {"content": "…"}}') from error
 
 
 @command.command("reverify")

@@ -24,7 +24,8 @@ from paddock.fleet.client.tasks import SUBMIT_TOOL_NAME, read_document
 from paddock.limits import RolloutTimeouts
 from paddock.rollouts.batch import Batch, BatchResult, new_batch_id
 from paddock.rollouts.config import RunConfig, make_config
-from paddock.rollouts.context import make_agent, open_run
+from paddock.rollouts.context import make_agent, open_run, open_store
+from paddock.rollouts.fork import plan_fork, restore_config
 from paddock.rollouts.loop.agent import LoopAgent, LoopLimits
 from paddock.rollouts.loop.session import Part, ToolResult, ToolSessions, is_part
 from paddock.shielded import run_shielded
@@ -35,12 +36,16 @@ from paddock.telemetry.bus import bus as process_bus
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from paddock.capture.recorded.replay import Edit, FidelityPolicy
     from paddock.fleet.client.settings import PlaneAddress
     from paddock.rollouts.rollout import Rollout
     from paddock.store.record import RolloutRecord
 
 logger = logging.getLogger(__name__)
 
+FLEET = "fleet"
+"""The kind of its sessions, which records have in their field `sandbox`."""
+TASK_FILE = "task.json"
 SPARE_SECONDS = 60
 OTHER_NAMES = {"key": "task_key", "env_id": "env_key", "environment_id": "env_key", "version": "env_version"}
 """Other names of a task's fields in exports of Fleet."""
@@ -96,10 +101,45 @@ def as_task(document: Mapping[str, Any]) -> Task:
         "data_key": document.get("data_key"),
         "data_version": document.get("data_version"),
     }
-    tests = {"verifier.py": source.encode(), "task.json": whole.encode()}
+    tests = {"verifier.py": source.encode(), TASK_FILE: whole.encode()}
     return Task(
         str(document["prompt"]), id=str(document["task_key"]), tests=tests, timeouts=LIMITS, metadata=metadata
     )
+
+
+async def fork_task(
+    record: RolloutRecord | str,
+    *,
+    at: int | str,
+    plane: PlaneAddress,
+    n: int = 1,
+    policy: FidelityPolicy = "tolerant",
+    edit: Edit | Mapping[str, Any] | None = None,
+    on_change: Callable[[Rollout], None] | None = None,
+    on_settled: Callable[[RolloutRecord], None] | None = None,
+    log: Callable[[str], None] | None = None,
+    **fields: Any,
+) -> BatchResult:
+    """Run `n` forks of a recorded rollout of a fleet task, each on a new instance of the recorded version.
+
+    Takes what `paddock.rollouts.fork` does, and raises what it does.
+    """
+    rollout_id = record if isinstance(record, str) else record.rollout_id
+    async with open_store(fields.get("store")) as store:
+        plan = await store.run(plan_fork, store, rollout_id, at, policy, edit, None)
+        if plan.source.sandbox != FLEET or TASK_FILE not in plan.task.tests:
+            raise ConfigError(f"rollout {rollout_id} is not of a fleet task", hint="use paddock.rollouts.fork")
+        config = restore_config(plan.source, {**fields, "n": n, "fork": plan.point, "store": store})
+        return await run_tasks(
+            [json.loads(plan.task.tests[TASK_FILE])],
+            config,
+            plane=plane,
+            partial_reward=bool(plan.source.config.get("partial_reward")),
+            version=plan.source.metadata.get("env_version"),
+            on_change=on_change,
+            on_settled=on_settled,
+            log=log,
+        )
 
 
 async def run_tasks(
@@ -109,6 +149,7 @@ async def run_tasks(
     plane: PlaneAddress,
     ttl_seconds: int | None = None,
     partial_reward: bool = False,
+    version: str | None = None,
     on_change: Callable[[Rollout], None] | None = None,
     on_settled: Callable[[RolloutRecord], None] | None = None,
     log: Callable[[str], None] | None = None,
@@ -118,7 +159,8 @@ async def run_tasks(
 
     The agent is `loop`. Takes the fields of `RunConfig` as keywords too; then `parallel` is 8 by default. An instance
     lives for `ttl_seconds`, by default long enough for the work and its grade. With `partial_reward` a failed task
-    gets the share of its checks that passed. Raises what `run_batch` does.
+    gets the share of its checks that passed. `version` is that of all environments, in place of the tasks'. Raises
+    what `run_batch` does.
     """
     config = make_config(config, fields if config is not None else {**DEFAULTS, **fields})
     config = replace(config, batch_id=config.batch_id or (None if config.resume else new_batch_id()))
@@ -128,8 +170,9 @@ async def run_tasks(
     max_steps = loop_limits(config).steps
 
     def make_session(task: Task) -> FleetSession:
+        document = documents[task.id]
         return FleetSession(
-            documents[task.id],
+            document if version is None else pin_version(document, version),
             plane,
             max_steps=max_steps,
             run_id=run_id,
@@ -137,7 +180,7 @@ async def run_tasks(
             partial_reward=partial_reward,
         )
 
-    sessions = ToolSessions(make_session, "fleet", {"partial_reward": partial_reward})
+    sessions = ToolSessions(make_session, FLEET, {"partial_reward": partial_reward})
     secrets = (plane.api_key,) if plane.api_key else ()
     async with open_run(config, sessions=sessions, secrets=secrets, log=log) as context:
         chosen = [as_task(document) for document in documents.values()]
@@ -149,6 +192,10 @@ async def run_tasks(
             if unsubscribe is not None:
                 unsubscribe()
             await run_shielded(sweep(run_id))
+
+
+def pin_version(document: dict[str, Any], version: str) -> dict[str, Any]:
+    return {**document, "env_key": str(document["env_key"]).partition(":")[0], "env_version": version}
 
 
 def loop_limits(config: RunConfig) -> LoopLimits:

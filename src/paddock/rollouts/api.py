@@ -78,8 +78,6 @@ async def run_batch(
     for task in task_list:
         if not isinstance(task, Task):
             raise ConfigError(f"{task!r} is not a Task", hint="load_tasks(NAME) loads tasks by name, folder or file")
-    if placement is not None and config.fork is not None:
-        raise ConfigError("forks are run on this machine", hint="leave --engine out")
     async with AsyncExitStack() as stack:
         context = await stack.enter_async_context(open_run(config, log=log))
         make_remote = None

@@ -149,7 +149,7 @@ class Batch:
         self._on_settled = on_settled
         self._make_remote = make_remote
         self._breaker = breaker or CircuitBreaker()
-        self._sources: dict[MemberKey, str] = {}
+        self._sources: dict[MemberKey, RolloutRecord] = {}
         """The recorded rollout that a member of a resumed batch continues."""
 
     async def run(self) -> BatchResult:
@@ -222,25 +222,36 @@ class Batch:
         tasks = list({member.task.id: member.task for member in self.members}.values())
         check_unchanged(self.batch_id, earlier, tasks, self.context.describe())
         config, settled = self.context.config, {}
+        by_id = {task.id: task for task in tasks}
         for record in earlier:
             key = (record.task_hash, record.task_id, record.member)
-            if is_settled(record) and not has_larger_limits(record, config):
+            if is_settled(record) and not has_larger_limits(record, config, by_id.get(record.task_id)):
                 settled[key] = record
-            elif self._can_continue(record):
-                self._sources[key] = record.rollout_id
+            else:
+                self._offer_source(key, record)
         return settled
+
+    def _offer_source(self, key: MemberKey, record: RolloutRecord) -> None:
+        """Continue a member from this record if it has more calls than what it would continue from otherwise."""
+        fork = self.context.config.fork
+        replayed = 0 if fork is None or fork.at is None else fork.at
+        current = self._sources.get(key)
+        most = replayed + 1 if current is None else current.calls
+        if self._can_continue(record) and record.calls >= most:
+            self._sources[key] = record
 
     def _can_continue(self, record: RolloutRecord) -> bool:
         """Whether the calls of a record can be replayed in the next rollout of its member."""
         is_chosen = self.context.config.resume is not None and not self.context.config.from_start
-        return is_chosen and self._make_remote is None and record.calls > 0 and not has_diverged(record)
+        return is_chosen and record.calls > 0 and not has_diverged(record)
 
     async def _run_member(self, member: Member, slots: asyncio.Semaphore) -> RolloutRecord:
         attempt = 0
         while True:
             async with slots:
                 record = await self._run_unless_open(member, attempt)
-            if record.outcome is None or is_settled(record) or record.attempt >= self._retries:
+            is_final = record.outcome is None or is_settled(record) or has_diverged(record)
+            if is_final or record.attempt >= self._retries:
                 return record
             if self._breaker.failure is not None:
                 return record
@@ -280,7 +291,7 @@ class Batch:
         )
         remote = None if self._make_remote is None else self._make_remote()
         source = self._sources.get(member.key)
-        point = None if source is None else ForkPoint(source=source, at=None)
+        point = None if source is None else ForkPoint(source=source.rollout_id, at=None)
         rollout = Rollout(member.task, self.context, record=record, on_change=self._follow, remote=remote, fork=point)
         try:
             ended = await (rollout.run() if like is None else rollout.end_like(like))
@@ -288,8 +299,8 @@ class Batch:
             # The store refused this record. Other members may still be stored, so the batch continues.
             record.outcome, record.error = Outcome.ENVIRONMENT, error.message
             return record, False
-        if not is_settled(ended) and self._can_continue(ended):
-            self._sources[member.key] = ended.rollout_id
+        if not is_settled(ended):
+            self._offer_source(member.key, ended)
         return ended, rollout.is_dependency_down
 
     def _follow(self, rollout: Rollout) -> None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from paddock.capture.dialects import chat_request
+from paddock.capture.dialects import agent_request
 from paddock.capture.errors import BadRequest
 from paddock.capture.recorded.replay import FIDELITY_POLICIES, Edit, FidelityPolicy, Replay
 from paddock.errors import ConfigError, StoreError, TaskError
@@ -36,6 +37,7 @@ FORK, RESUME = "fork", "resume"
 LARGEST_TASK_BYTES = 32 * 1024 * 1024
 """A larger task is not kept with its rollouts."""
 EDIT_KEYS = ("answer", "tool_result", "tool_call_id")
+ANSWER_KEYS = ("content", "reasoning_content", "tool_calls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,24 @@ class ForkPoint:
         edit = None if self.edit is None else {key: value for key, value in asdict(self.edit).items() if value}
         kind = RESUME if self.at is None else FORK
         return {"kind": kind, "source": self.source, "at": self.at, "policy": self.policy, "edit": edit}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """The calls that a fork replays. They go with it to another machine."""
+
+    calls: list[Call]
+    are_trained_on: bool
+    """Whether the recorded rollout has a reward: then the calls are trained on there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPlan:
+    """What a fork needs of a recorded rollout."""
+
+    source: RolloutRecord
+    task: Task
+    point: ForkPoint
 
 
 async def fork(
@@ -89,21 +109,32 @@ async def fork(
     from paddock.rollouts.api import run_batch
     from paddock.rollouts.context import open_store
 
+    rollout_id = record if isinstance(record, str) else record.rollout_id
     async with open_store(fields.get("store")) as store:
-        rollout_id = record if isinstance(record, str) else record.rollout_id
-        source = await store.run(find_source, store, rollout_id)
-        calls = await store.run(store.calls, source.rollout_id)
-        index = find_call(calls, at)
-        change = edit if edit is None or isinstance(edit, Edit) else read_edit(edit)
-        point = ForkPoint(source=source.rollout_id, at=index, policy=policy, edit=change)
-        make_replay(point, calls)
-        forked = task if task is not None else await store.run(load_task, store, source)
-        changes = {**fields, "n": n, "fork": point}
-        chosen = config.with_fields(changes) if config is not None else restore_config(source, changes)
-        return await run_batch([forked], chosen, on_change=on_change, on_settled=on_settled, log=log)
+        plan = await store.run(plan_fork, store, rollout_id, at, policy, edit, task)
+        changes = {**fields, "n": n, "fork": plan.point, "store": store}
+        chosen = config.with_fields(changes) if config is not None else restore_config(plan.source, changes)
+        return await run_batch([plan.task], chosen, on_change=on_change, on_settled=on_settled, log=log)
 
 
 # -- what a fork needs of a recorded rollout --------------------------------------------------------------
+
+
+def plan_fork(
+    store: Store,
+    rollout_id: str,
+    at: int | str,
+    policy: FidelityPolicy,
+    edit: Edit | Mapping[str, Any] | None,
+    task: Task | None,
+) -> ForkPlan:
+    """Raises StoreError, ConfigError or TaskError if it cannot be forked so."""
+    source = find_source(store, rollout_id)
+    calls = store.calls(source.rollout_id)
+    change = edit if edit is None or isinstance(edit, Edit) else read_edit(edit)
+    point = ForkPoint(source=source.rollout_id, at=find_call(calls, at), policy=policy, edit=change)
+    make_replay(point, RecordedCalls(calls, are_trained_on=True))
+    return ForkPlan(source, load_task(store, source) if task is None else task, point)
 
 
 def find_source(store: Store, rollout_id: str) -> RolloutRecord:
@@ -117,9 +148,9 @@ def find_source(store: Store, rollout_id: str) -> RolloutRecord:
 
 
 def find_call(calls: list[Call], at: int | str) -> int:
-    """The index of a call, from its index or its id. Raises ConfigError."""
+    """The index of a call, from its index or its id; or the index after the last one. Raises ConfigError."""
     text = str(at).removeprefix("c")
-    if not text.isdigit() or int(text) >= len(calls):
+    if not text.isdigit() or int(text) > len(calls):
         last = f"c0 to c{len(calls) - 1}" if calls else "none"
         raise ConfigError(
             f"the rollout has no call {at}", hint=f"its calls are {last}; paddock trace show lists them"
@@ -133,7 +164,11 @@ def restore_config(record: RolloutRecord, changes: Mapping[str, Any]) -> RunConf
         raise ConfigError(
             f"rollout {record.rollout_id} was recorded without its config", hint="give config=RunConfig(…)"
         )
-    return RunConfig.from_json(record.run_config, **changes)
+    values = dict(record.run_config)
+    if "model" not in changes and str(values.get("model")).startswith("http"):
+        # The server is not asked for its models: a fork may need no live call.
+        values.setdefault("model_name", record.config.get("model_name"))
+    return RunConfig.from_json(values, **changes)
 
 
 def write_task(task: Task) -> bytes | None:
@@ -165,6 +200,9 @@ def read_edit(document: Mapping[str, Any]) -> Edit:
         answer = {"content": answer}
     if answer is not None and not isinstance(answer, Mapping):
         raise ConfigError("answer is neither a text nor an object", hint='write {"answer": {"content": "…"}}')
+    for key in answer or {}:
+        if key not in ANSWER_KEYS:
+            raise ConfigError(f"an answer has no key {key!r}", hint=f"use {', '.join(ANSWER_KEYS)}")
     if answer is not None:
         answer = {
             **answer,
@@ -187,22 +225,34 @@ def read_tool_call(call: Any, number: int) -> dict[str, Any]:
     if not isinstance(name, str):
         raise ConfigError(f"tool_calls[{number}] has no name", hint='write {"name": "bash", "arguments": {…}}')
     text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
-    call_id = call.get("id") or f"call_edited{number}"
+    call_id = call.get("id") or f"call_{token_hex(8)}"
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 # -- the replay of one rollout ----------------------------------------------------------------------------
 
 
-def make_replay(point: ForkPoint, calls: list[Call], *, is_copy: bool = True) -> Replay:
+def read_calls(store: Store, rollout_id: str) -> RecordedCalls:
+    """The calls of a recorded rollout. Those of an unscored one are trained on nowhere else."""
+    source = store.get(rollout_id)
+    return RecordedCalls(store.calls(rollout_id), source is None or source.reward is not None)
+
+
+def make_replay(point: ForkPoint, recorded: RecordedCalls) -> Replay:
     """The replay for one new rollout. Raises ConfigError if the edit does not fit the call."""
     return Replay(
-        point.source, calls, read_messages, at=point.at, policy=point.policy, edit=point.edit, is_copy=is_copy
+        point.source,
+        recorded.calls,
+        read_messages,
+        at=point.at,
+        policy=point.policy,
+        edit=point.edit,
+        is_copy=recorded.are_trained_on,
     )
 
 
 def read_messages(call: Call) -> list[Any]:
     try:
-        return list(chat_request(call)["messages"])
+        return list(agent_request(call)["messages"])
     except BadRequest:
         return []

@@ -85,13 +85,18 @@ def has_diverged(record: RolloutRecord) -> bool:
     return record.fork.get("kind") == "resume" and fidelity.get("state") == "diverged"
 
 
-def has_larger_limits(record: RolloutRecord, config: RunConfig) -> bool:
+def has_larger_limits(record: RolloutRecord, config: RunConfig, task: Task | None) -> bool:
     """Whether a rollout ended at a limit that is larger now, so that it can continue."""
     if record.outcome is Outcome.TIMEOUT:
-        before, now = record.config.get("agent_timeout"), config.agent_timeout
-        return before is not None and now is not None and now > before
+        own = 0.0 if task is None else task.timeouts.agent
+        replaced = (record.run_config.get("timeouts") or {}).get("agent")
+        now = config.agent_timeout or (config.timeouts.agent if config.timeouts is not None else own)
+        return bool(now > (record.config.get("agent_timeout") or replaced or own))
     if record.outcome is not Outcome.BUDGET:
         return False
+    steps = record.config.get("steps")
+    if steps is not None and config.max_steps > steps:
+        return True
     earlier = record.config.get("budget") or {}
     return any(
         earlier.get(name) is not None and (limit is None or limit > earlier[name])

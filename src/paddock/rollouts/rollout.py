@@ -31,7 +31,7 @@ from paddock.errors import (
 )
 from paddock.limits import WHOLE_ANSWER_FACTOR, stall_seconds
 from paddock.rollouts.folder_fidelity import compare_with_source
-from paddock.rollouts.fork import make_replay, write_task
+from paddock.rollouts.fork import make_replay, read_calls, write_task
 from paddock.rollouts.judging import AgentTime, Ending, ModelUse, StallLimits, judge_calls, judge_stop
 from paddock.rollouts.recorder import LOG_BYTES, RolloutRecorder
 from paddock.rollouts.scene import AGENT_STAGE, INSTALL_STAGE, OPENING_STAGES, PAUSED_STAGE, ModelAccess
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from paddock.capture.recorded.replay import Replay
     from paddock.capture.trace import Call
     from paddock.rollouts.context import RunContext
-    from paddock.rollouts.fork import ForkPoint
+    from paddock.rollouts.fork import ForkPoint, RecordedCalls
     from paddock.rollouts.scene import RemoteRun, Scene
     from paddock.tasks.task import Task
 
@@ -76,9 +76,11 @@ class Rollout:
         on_change: Callable[[Rollout], None] | None = None,
         remote: RemoteRun | None = None,
         fork: ForkPoint | None = None,
+        recorded: RecordedCalls | None = None,
     ) -> None:
-        """`fork` names the recorded rollout to replay, in place of the config's. `remote` runs the stages on another
-        machine; this object is then its record and its handle."""
+        """`fork` names the recorded rollout to replay, in place of the config's. `recorded` are its calls if they are
+        not in the store. `remote` runs the stages on another machine; this object is then its record and its
+        handle."""
         self.task = task
         self.context = context
         self.record = record or RolloutRecord(rollout_id=new_rollout_id(), task_id=task.id)
@@ -98,7 +100,8 @@ class Rollout:
         self._agent_ended = 0.0
         self._scene: Scene | None = None
         self._capture: Capture | None = None
-        self._fork = fork or context.config.fork
+        self.fork = fork or context.config.fork
+        self._recorded = recorded
         self._replay: Replay | None = None
         self._paused = PausedTime(self._report_pause)
         self._snapshots: WorkFolderSnapshots | None = None
@@ -144,9 +147,9 @@ class Rollout:
         return self.record
 
     async def _keep_task(self) -> None:
-        """Keep the whole task with the record, so that it can be run again from there."""
+        """Keep the whole task with the record, so that it can be run again from there. One with a secret is not."""
         data = write_task(self.task)
-        if data is not None:
+        if data is not None and not self.recorder.mask.is_in(data):
             self.record.task_json_blob = await self.recorder.put_blob(data)
 
     async def _run_stages(self) -> Ending:
@@ -188,8 +191,8 @@ class Rollout:
     async def _run_agent(self, scene: Scene, step: str) -> bool:
         """Run the agent, with the capture proxy between it and the model. True if its time was up."""
         replay = self._replay
-        if self._fork is not None and replay is None:
-            replay = self._replay = await self._load_replay(self._fork, scene)
+        if self.fork is not None and replay is None:
+            replay = self._replay = await self._load_replay(self.fork, scene)
         port = await scene.open_model_port()
         self._agent_began = time.monotonic()
         with port.listener:
@@ -240,11 +243,14 @@ class Rollout:
                 "recorded calls cannot be replayed: the environment does not declare itself deterministic",
                 hint="set `deterministic = True` on its class, or start from the beginning (--from-start)",
             )
+        return make_replay(point, await self.read_recorded(point))
+
+    async def read_recorded(self, point: ForkPoint) -> RecordedCalls:
+        """The calls to replay."""
+        if self._recorded is not None:
+            return self._recorded
         store = self.context.store
-        calls = await store.run(store.calls, point.source)
-        # The calls of an unscored rollout are trained on nowhere else.
-        source = await store.run(store.get, point.source)
-        return make_replay(point, calls, is_copy=source is None or source.reward is not None)
+        return await store.run(read_calls, store, point.source)
 
     async def _stop_agent(self, scene: Scene, capture: Capture, step: str) -> None:
         """Stop the capture, then the agent. Afterwards nothing is sampled and no process of the agent runs."""
@@ -355,8 +361,8 @@ class Rollout:
         )
         record.config = {**context.describe(), **record.config}
         record.run_config = context.config.to_json()
-        if self._fork is not None:
-            record.fork = self._fork.describe()
+        if self.fork is not None:
+            record.fork = self.recorder.mask.value(self.fork.describe())
         record.metadata = {**self.task.metadata, **record.metadata}
         record.started_at = time.time()
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from paddock.capture.trace import Call, Event
     from paddock.models.endpoint import Endpoint
     from paddock.rollouts.config import RunConfig
+    from paddock.rollouts.fork import ForkPoint, RecordedCalls
     from paddock.sqlite import Database
     from paddock.store.record import RolloutRecord
     from paddock.tasks.task import Task
@@ -62,6 +63,9 @@ class RolloutJob:
     env: str | Callable[[], Any] | None = field(default=None, repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
     weight_version: str | None = None
+    fork: ForkPoint | None = None
+    """The recorded rollout that it replays, which is not in the node's store."""
+    recorded: RecordedCalls | None = None
 
 
 def run_rollout_task(ticket: RolloutTicket) -> None:
@@ -108,7 +112,7 @@ async def _run_job(ticket: RolloutTicket, link: NodeLink, job: RolloutJob) -> No
         weights = Weights(job.weight_version)
         config = replace(job.config, env=job.env, weight_version=weights)
         context = RunContext.create(config, endpoint=endpoint, store=store, upstream=upstream, secrets=job.secrets)
-        rollout = Rollout(job.task, context, record=job.record)
+        rollout = Rollout(job.task, context, record=job.record, fork=job.fork, recorded=job.recorded)
         running = asyncio.ensure_future(rollout.run())
         orders = asyncio.ensure_future(_handle_orders(link, rollout, running, weights))
         sending = asyncio.ensure_future(buffer.send_forever(link))

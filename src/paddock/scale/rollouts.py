@@ -119,8 +119,8 @@ class BatchPlacement:
         bundle = self.engine.resources.bundle()
         return RolloutPlacement(self._task, self.service, self.nodes, record.rollout_id, member=member, bundle=bundle)
 
-    def job(self, rollout: Rollout) -> RolloutJob:
-        context = self.context
+    async def make_job(self, rollout: Rollout) -> RolloutJob:
+        context, fork = self.context, rollout.fork
         return RolloutJob(
             context.config,
             rollout.task,
@@ -129,6 +129,8 @@ class BatchPlacement:
             context.config.env,
             context.secrets,
             self._weights.current(),
+            fork,
+            None if fork is None else await rollout.read_recorded(fork),
         )
 
     @contextmanager
@@ -209,7 +211,8 @@ class RayRun:
     async def _run_on_node(self, link: NodeLink, placement: RolloutPlacement) -> None:
         try:
             self._rollout.record.metadata["node"] = placement.worker = (await link.receive()).value
-            link.send("job", raw=ray_module().cloudpickle.dumps(self._batch.job(self._rollout)))
+            job = await self._batch.make_job(self._rollout)
+            link.send("job", raw=await asyncio.to_thread(ray_module().cloudpickle.dumps, job))
             await self._store_reports(link)
             placement.finished = True
         except LinkLost as error:

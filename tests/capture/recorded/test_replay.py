@@ -138,9 +138,58 @@ def test_an_edited_answer_replaces_the_recorded_one() -> None:
 
 def test_an_edited_tool_result_is_sent_in_place_of_the_recorded_one() -> None:
     one = replay(at=2, edit=Edit(tool_result="permission denied"))
-    sent = one.rewrite(THIRD)
-    assert [message.get("content") for message in sent if message["role"] == "tool"] == ["permission denied"] * 2
+    sent, replaced = one.rewrite(THIRD)
+    assert [message.get("content") for message in sent if message["role"] == "tool"] == ["a.txt", "permission denied"]
+    assert list(replaced.values()) == ["permission denied"]
     assert THIRD[-1]["content"] == "hello"
+
+
+def test_a_fork_of_a_fork_keeps_the_edited_tool_result() -> None:
+    _, replaced = replay(at=2, edit=Edit(tool_result="permission denied")).rewrite(THIRD)
+    calls = [*RECORDED[:2], call(2, THIRD, {"content": "Done."}, tool_results=replaced)]
+    assert replay(calls, at=3).rewrite(THIRD)[1] == replaced
+    assert replay(calls, at=1).rewrite(THIRD)[1] == {}
+
+
+def test_of_equal_conversations_the_nearest_is_taken() -> None:
+    """Two sub-agents whose prompts differ in a port alone, which is masked."""
+    prompts = [[{"role": "user", "content": f"Ask localhost:{port}."}] for port in (8001, 8002)]
+    calls = [call(index, prompt, {"content": "Here."}) for index, prompt in enumerate(prompts)]
+    assert answers(replay(calls), prompts[1], prompts[0]) == ["c1", "c0"]
+
+
+def test_of_conversations_of_one_shape_the_most_similar_is_taken() -> None:
+    prompts = [[{"role": "user", "content": f"Look at {place}. Token {place}x."}] for place in ("alpha", "omega")]
+    calls = [call(index, prompt, {"content": "Here."}) for index, prompt in enumerate(prompts)]
+    request = [{"role": "user", "content": "Look at omega. Token other."}]
+    assert answers(replay(calls), request) == ["c1"]
+
+
+def test_a_request_is_not_answered_again_once_sampling_is_live() -> None:
+    assert answers(replay(at=1), FIRST, SECOND, FIRST) == ["c0", None, None]
+
+
+def test_a_repeated_request_is_preferred_to_another_conversation_of_its_shape() -> None:
+    prompts = [[{"role": "user", "content": f"Look at {place}."}] for place in ("alpha", "omega")]
+    calls = [call(index, prompt, {"content": "Here."}) for index, prompt in enumerate(prompts)]
+    assert answers(replay(calls), prompts[0], prompts[0], prompts[1]) == ["c0", "c0", "c1"]
+
+
+def test_an_error_before_the_fork_is_sent_again() -> None:
+    calls = [RECORDED[0], call(1, SECOND, {}, error="the prompt is too long", status=400), RECORDED[2]]
+    assert answers(replay(calls, at=2), FIRST, SECOND) == ["c0", "c1"]
+
+
+def test_an_abandoned_call_before_the_fork_is_sampled_without_ending_the_replay() -> None:
+    title = [{"role": "user", "content": "A title."}]
+    calls = [call(0, title, {}, aborted=True), call(1, FIRST, runs("ls")), call(2, SECOND, {"content": "Done."})]
+    one = replay(calls, at=3)
+    assert answers(one, title, FIRST) == [None, "c1"]
+    assert one.match("n2", [USER, runs("pwd"), output("/work")]).divergence is not None
+
+
+def test_every_call_can_be_replayed() -> None:
+    assert answers(replay(at=3), FIRST, SECOND, THIRD) == ["c0", "c1", "c2"]
 
 
 @pytest.mark.parametrize("values", [{}, {"answer": {"content": "a"}, "tool_result": "b"}])
@@ -152,3 +201,10 @@ def test_an_edit_is_one_change(values: dict[str, Any]) -> None:
 def test_a_tool_result_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="c0 follows no tool result"):
         replay(at=0, edit=Edit(tool_result="x"))
+
+
+@pytest.mark.parametrize(("at", "message"), [(3, "has no call c3 to edit"), (1, "the agent repeated c1")])
+def test_an_edit_needs_a_call_that_was_answered(at: int, message: str) -> None:
+    calls = [RECORDED[0], call(1, SECOND, {}, role=Role.RETRIED), RECORDED[2]]
+    with pytest.raises(ConfigError, match=message):
+        replay(calls, at=at, edit=Edit(answer={"content": "I stop."}))

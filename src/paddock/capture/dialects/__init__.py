@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.capture.dialects.base import Dialect
 from paddock.capture.errors import BadRequest
+from paddock.capture.recorded.tool_results import replace_results
 from paddock.loading import class_named
 
 if TYPE_CHECKING:
@@ -49,9 +50,20 @@ class DialectRouter:
 
 
 def chat_request(call: Call) -> dict[str, Any]:
-    """The request of a call as a chat completion: `messages` and, if there are any, `tools`.
+    """What the model got, as a chat completion: `messages` and, if there are any, `tools`.
 
     Raises BadRequest if the recorded body is no request of its dialect.
+    """
+    chat = agent_request(call)
+    if call.tool_results:
+        chat["messages"], _ = replace_results(chat["messages"], call.tool_results)
+    return chat
+
+
+def agent_request(call: Call) -> dict[str, Any]:
+    """The request as the agent sent it, as a chat completion. Tool results of an edit are not in it.
+
+    Raises BadRequest.
     """
     if call.dialect not in DIALECTS:
         raise BadRequest(f"there is no dialect {call.dialect!r}")

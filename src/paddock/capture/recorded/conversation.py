@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from paddock.capture.recorded.tool_results import TOOL
 from paddock.capture.recorded.volatile import mask_volatile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-TOOL = "tool"
 DIFF_CHARACTERS = 2000
 
 
@@ -38,6 +38,8 @@ class MessageView:
     role: str
     text: str
     calls: tuple[tuple[str, str], ...] = ()
+    raw: bytes = field(default=b"", compare=False, repr=False)
+    """The message as it was sent, to choose between conversations that are alike."""
 
     def has_shape_of(self, other: MessageView) -> bool:
         return self.role == other.role and self.calls == other.calls
@@ -58,7 +60,7 @@ class MessageReader:
         if view is None:
             calls = tuple(_read_tool_call(call) for call in message.get("tool_calls") or () if isinstance(call, dict))
             text = mask_volatile(read_text(message.get("content")))
-            view = self._views[key] = MessageView(str(message.get("role")), text, calls)
+            view = self._views[key] = MessageView(str(message.get("role")), text, calls, key)
         return view
 
 
@@ -100,6 +102,16 @@ def compare(one: Sequence[MessageView], other: Sequence[MessageView]) -> Fidelit
         elif fidelity is Fidelity.EQUAL:
             fidelity = Fidelity.TOOL_OUTPUT
     return fidelity
+
+
+def distance(one: Sequence[MessageView], other: Sequence[MessageView]) -> tuple[int, float]:
+    """How far apart two conversations of one shape are: the messages that differ unmasked, then their texts."""
+    pairs = [(first, second) for first, second in zip(one, other, strict=True) if first.raw != second.raw]
+    alike = (
+        difflib.SequenceMatcher(None, first.text[:DIFF_CHARACTERS], second.text[:DIFF_CHARACTERS]).ratio()
+        for first, second in pairs
+    )
+    return len(pairs), -sum(alike)
 
 
 def is_continued_by(one: Sequence[MessageView], other: Sequence[MessageView]) -> bool:

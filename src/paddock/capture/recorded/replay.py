@@ -1,7 +1,8 @@
 """Which recorded call answers a request of the agent, and how alike the two rollouts are so far.
 
-A request is matched by its masked conversation, not by the order of arrival: sub-agents run in parallel. Each
-recorded call is used once. Calls from `at` on, and calls that were not answered, are sampled live. No IO.
+A request is matched by its masked conversation, not by the order of arrival: sub-agents run in parallel. Of several
+recorded calls that are equally alike, the one whose unmasked text is nearest is taken. Each recorded call is used
+once. Calls from `at` on, and calls that were not answered, are sampled live. No IO.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from paddock.capture.recorded.conversation import (
     FIDELITIES,
-    TOOL,
     Fidelity,
     MessageReader,
     MessageView,
     compare,
     describe_difference,
+    distance,
     is_continued_by,
 )
+from paddock.capture.recorded.tool_results import find_results, replace_results
 from paddock.capture.trace import Call, Role
 from paddock.errors import ConfigError
 
@@ -38,7 +40,9 @@ class RecordedCall:
     call: Call
     view: tuple[MessageView, ...]
     is_answer: bool
-    """Whether its answer is sent again. Otherwise the call is the place where live sampling begins."""
+    """Whether its answer, or its error, is sent again. Otherwise it is sampled live."""
+    begins_live: bool
+    """Whether the live part of the rollout begins here. Not with a call that the agent abandoned before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +124,30 @@ class Replay:
         self.source = source
         self.is_copy = is_copy
         self._edit = edit
+        self._at = at
         self._results: dict[str, str] = {}
-        """The results of tools that are replaced, by the id of the tool call."""
+        """The results of tools that the model gets in place of the agent's, by the keys of `find_results`."""
         self.report = FidelityReport()
         self._policy = policy
         self._is_continuation = at is None
         self._reader = MessageReader()
         self._pending: list[RecordedCall] = []
         for call in calls:
+            if edit is not None and call.index == at and call.role is Role.RETRIED:
+                raise ConfigError(f"the agent repeated {call.id}", hint="choose the call that was answered")
             if call.role is Role.RETRIED:
                 continue
-            is_answer = can_replay(call) and (at is None or call.index < at)
+            if at is None or call.index <= at:
+                self._results |= call.tool_results
+            is_before = at is not None and call.index < at
+            is_answer = can_replay(call) if at is None else is_before and (can_replay(call) or was_refused(call))
             view = self._reader.read(read_messages(call))
             if edit is not None and call.index == at:
                 call, is_answer = self._apply_edit(edit, call, list(read_messages(call)), is_answer)
-            self._pending.append(RecordedCall(call, view, is_answer))
+            begins_live = not is_answer if at is None else not is_before
+            self._pending.append(RecordedCall(call, view, is_answer, begins_live))
+        if edit is not None and at == len(calls):
+            raise ConfigError(f"the rollout has no call c{at} to edit", hint=f"its last call is c{len(calls) - 1}")
         self._used: list[RecordedCall] = []
         self._is_live = False
         """Whether a call was sampled live. From then on, requests need no equivalent."""
@@ -143,18 +156,22 @@ class Replay:
         """What answers the request `call_id`."""
         view = self._reader.read(messages)
         fidelity, recorded = self._find(view, self._pending)
-        if recorded is None:
+        if fidelity is not Fidelity.EQUAL and not self._is_live:
             repeated = self._find(view, self._used)
             if repeated[0] is Fidelity.EQUAL and repeated[1] is not None:
                 return Match(repeated[1].call)
+        if recorded is None:
             return self._match_unknown(view)
         if not self._is_live:
             self.report.pairs.append((call_id, recorded.call.id))
         if not recorded.is_answer:
-            self._is_live = True
+            self._is_live = self._is_live or recorded.begins_live
             self._pending.remove(recorded)
             return Match()
         assert fidelity is not None
+        if self._is_live and fidelity is Fidelity.SAME_SHAPE:
+            # Another conversation that began after the fork may have this shape.
+            return Match()
         entry: dict[str, Any] = {"call": call_id, "recorded": recorded.call.id, "fidelity": str(fidelity)}
         if fidelity is not Fidelity.EQUAL:
             entry["difference"] = describe_difference(recorded.view, view)
@@ -163,47 +180,49 @@ class Replay:
         self.report.calls.append(entry)
         self._pending.remove(recorded)
         self._used.append(recorded)
+        self._is_live = self._is_live or recorded.begins_live
         return Match(recorded.call)
 
-    def rewrite(self, messages: list[Any]) -> list[Any]:
-        """The messages with the replaced results of tools."""
-        if not self._results:
-            return messages
-        return [self._rewrite_message(message) for message in messages]
+    def rewrite(self, messages: list[Any]) -> tuple[list[Any], dict[str, str]]:
+        """The messages with the replaced results of tools, and which these are."""
+        return replace_results(messages, self._results)
 
-    def _rewrite_message(self, message: Any) -> Any:
-        if not isinstance(message, dict) or message.get("tool_call_id") not in self._results:
-            return message
-        return {**message, "content": self._results[message["tool_call_id"]]}
+    def is_edited(self, call: Call) -> bool:
+        """Whether the answer of this call comes from the edit."""
+        return self._edit is not None and self._edit.answer is not None and call.index == self._at
 
     def _apply_edit(self, edit: Edit, call: Call, messages: list[Any], is_answer: bool) -> tuple[Call, bool]:
         """The call with the edited answer. An edited tool result is kept for `rewrite`. Raises ConfigError."""
         if edit.answer is not None:
             return make_edited(call, edit.answer), True
-        ids = [message.get("tool_call_id") for message in messages if message.get("role") == TOOL]
-        chosen = edit.tool_call_id or (ids[-1] if ids else None)
-        if chosen is None or chosen not in ids:
-            listed = ", ".join(map(str, ids)) or "there is none before this call"
+        keys = {call_id: key for _, call_id, key in find_results(messages)}
+        chosen = edit.tool_call_id or next(reversed(keys), None)
+        if chosen is None or chosen not in keys:
+            listed = ", ".join(keys) or "there is none before this call"
             raise ConfigError(
                 f"{call.id} follows no tool result {chosen or ''}".rstrip(), hint=f"tool calls: {listed}"
             )
         assert edit.tool_result is not None
-        self._results[str(chosen)] = edit.tool_result
+        self._results[keys[chosen]] = edit.tool_result
         return call, is_answer
 
     @staticmethod
     def _find(
         view: tuple[MessageView, ...], candidates: Sequence[RecordedCall]
     ) -> tuple[Fidelity | None, RecordedCall | None]:
-        """The most similar candidate, of several the earliest."""
-        best: tuple[Fidelity | None, RecordedCall | None] = (None, None)
+        """The most similar candidate, of several the one with the nearest text, then the earliest."""
+        alike: list[tuple[int, RecordedCall]] = []
         for candidate in candidates:
             fidelity = compare(candidate.view, view)
-            if fidelity is Fidelity.EQUAL:
-                return fidelity, candidate
-            if fidelity is not None and (best[0] is None or FIDELITIES.index(fidelity) < FIDELITIES.index(best[0])):
-                best = fidelity, candidate
-        return best
+            if fidelity is not None:
+                alike.append((FIDELITIES.index(fidelity), candidate))
+        if not alike:
+            return None, None
+        best = min(rank for rank, _ in alike)
+        nearest = [candidate for rank, candidate in alike if rank == best]
+        if len(nearest) > 1:
+            nearest.sort(key=lambda candidate: distance(candidate.view, view))
+        return FIDELITIES[best], nearest[0]
 
     def _match_unknown(self, view: tuple[MessageView, ...]) -> Match:
         """A request without an equivalent: live sampling has begun, the record ends here, or the agent diverged."""
@@ -248,3 +267,8 @@ def make_edited(call: Call, answer: dict[str, Any]) -> Call:
 def can_replay(call: Call) -> bool:
     """Whether the agent got an answer that can be sent again."""
     return call.ok and call.ended is not None and bool(call.message)
+
+
+def was_refused(call: Call) -> bool:
+    """Whether the agent got an error, for example because its conversation was too long."""
+    return call.error is not None and not call.aborted and call.ended is not None
