@@ -93,5 +93,5 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "elsewhere").mkdir()
     node_folder_path = tmp_path / f"paddock-node-{os.getuid()}"
     node_folder_path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="somebody else"):
+    with pytest.raises(StoreError, match="another user"):
         node_folder()

@@ -29,7 +29,7 @@ class Timeouts:
     def __post_init__(self) -> None:
         for name, seconds in (("connect", self.connect), ("request", self.request)):
             if seconds is not None and not seconds > 0:
-                raise ConfigError(f"a timeout of {seconds} s ({name}) leaves no time", hint="None waits for ever")
+                raise ConfigError(f"timeout {name} is {seconds}", hint="give seconds above 0, or None for no limit")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,8 @@ class VectorClient:
         if sessions < 1 or connections < 1:
             raise ClientError("a vector needs at least one session and one connection")
         if queue_timeout is not None and not 0 <= queue_timeout < inf:
-            hint = "give seconds, or None for what the server is set to"
-            raise ConfigError(f"nobody can wait for {queue_timeout} s (queue_timeout)", hint=hint)
+            hint = "give seconds from 0, or None for the server's default"
+            raise ConfigError(f"queue_timeout is {queue_timeout}", hint=hint)
         self.url = server_url(url)
         self.sessions = sessions
         self.timeouts = timeouts or Timeouts()

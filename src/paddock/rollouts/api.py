@@ -84,11 +84,11 @@ async def run_batch(
         if placement is not None:
             make_remote = await stack.enter_async_context(placement.open(context, log or _ignore))
         # A node may fail, so even a single rollout gets one retry on another node.
-        lone_retries = 0 if placement is None else 1
+        single_retries = 0 if placement is None else 1
         batch = Batch(
             task_list,
             context,
-            default_retries=RETRIES if len(task_list) * config.n > 1 else lone_retries,
+            default_retries=RETRIES if len(task_list) * config.n > 1 else single_retries,
             on_change=on_change,
             on_settled=on_settled,
             make_remote=make_remote,

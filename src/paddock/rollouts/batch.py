@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import ConfigError, StoreError
+from paddock.retry import Backoff
 from paddock.rollouts.circuit_breaker import CircuitBreaker
 from paddock.rollouts.fork import ForkPoint
 from paddock.rollouts.resume import check_unchanged, has_diverged, has_larger_limits, is_settled
@@ -312,7 +313,7 @@ class Batch:
 
 def pause(attempt: int) -> float:
     """Seconds to wait before the retry that follows this attempt."""
-    return min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2.0**attempt)
+    return Backoff(PAUSE_SECONDS, LONGEST_PAUSE_SECONDS).pause(attempt)
 
 
 def new_batch_id() -> str:

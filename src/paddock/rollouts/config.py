@@ -170,9 +170,9 @@ class RunConfig:
     parallel: int = 1
     """Rollouts at a time."""
     retries: int | None = None
-    """New tries after a failure outside the policy. Default: 2; lone: 0.
+    """Retries after a failure outside of the policy. Default: 2; 0 for a single rollout.
 
-    A lone rollout on Ray is tried again once, as its node may be lost."""
+    A single rollout on Ray is retried once, as its node may be lost."""
     resume: str | None = field(default=None, metadata={"metavar": "BATCH"})
     """Go on with a batch that was stopped.
 

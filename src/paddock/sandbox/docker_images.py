@@ -145,7 +145,7 @@ def to_image(name: str, document: dict[str, Any] | None) -> Image:
     try:
         image = RuntimeImage.model_validate(document).to_image(name)
     except ValidationError as error:
-        raise ImageError(f"the container runtime describes {name} as nobody expects: {error}") from error
+        raise ImageError(f"the container runtime describes {name} in an unexpected form: {error}") from error
     if not this_platform().startswith(image.platform):
         hint = "choose an image for this platform: programs of this machine run in it"
         raise ImageError(f"{name} is for {image.platform}, not for {this_platform()}", hint=hint)

@@ -165,7 +165,7 @@ def node_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"paddock-node-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
-        raise StoreError(f"{folder} belongs to somebody else", hint="remove it, or set TMPDIR for this node")
+        raise StoreError(f"{folder} belongs to another user", hint="remove it, or set TMPDIR for this node")
     return folder
 
 

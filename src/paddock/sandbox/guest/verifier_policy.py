@@ -161,7 +161,7 @@ class RewardFiles:
         if (now.st_dev, now.st_ino) != (before.st_dev, before.st_ino) or now.st_nlink < 1:
             return "the folder of the reward was replaced"
         if now.st_uid != before.st_uid:
-            return "the folder of the reward belongs to somebody else"
+            return "the folder of the reward belongs to another user"
         if now.st_mode & 0o700 != 0o700:
             return (
                 f"the folder of the reward has the mode {stat.S_IMODE(now.st_mode):04o}: its owner cannot write in it"
@@ -178,7 +178,7 @@ class RewardFiles:
         if status.st_nlink != 1:
             return f"{name} has {status.st_nlink} hard links"
         if status.st_uid != self._folder_status.st_uid:
-            return f"{name} belongs to somebody else"
+            return f"{name} belongs to another user"
         if status.st_mode & 0o600 != 0o600:
             return f"{name} has the mode {stat.S_IMODE(status.st_mode):04o}: its owner cannot write to it"
         return ""

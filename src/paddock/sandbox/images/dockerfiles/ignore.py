@@ -54,7 +54,7 @@ def parse_ignore_file(text: str, name: str = ".dockerignore") -> IgnoreRules:
         pattern = pattern.removeprefix("!").strip()
         if not pattern:
             if is_exception:
-                raise ImageError(f"{name} line {number}: ! stands alone", hint="write a pattern after it")
+                raise ImageError(f"{name} line {number}: ! without a pattern", hint="write one after it")
             continue
         pattern = posixpath.normpath(pattern).lstrip("/")
         if pattern in ("", "."):
