@@ -143,3 +143,12 @@ def test_a_list_without_a_match_is_not_an_empty_store(store: Path, tmp_path: Pat
     )
     Store.open(tmp_path / "empty").close()
     assert "the store holds no rollouts" in printed(tmp_path / "empty")
+
+
+def test_trees_are_one_line_each(store: Path) -> None:
+    documents = lines(export(store, "--tree"))
+    assert documents
+    assert all({"tree_id", "rollouts", "nodes"} <= document.keys() for document in documents)
+    assert export(store, "--tree", "--check").exit_code == 0
+    refused = export(store, "--tree", "--to", "trl")
+    assert refused.exit_code != 0

@@ -111,6 +111,17 @@ def test_a_fork_outlives_its_sources(store: Store, family: dict[str, list[Call]]
     assert [each.key is None for each in store.tree("third")] == [name in pruned for name in family]
 
 
+@pytest.mark.parametrize("at", [0, CALLS - 1])
+def test_a_fork_at_the_first_or_the_last_call_is_whole(store: Store, at: int) -> None:
+    first = list(growing_calls(CALLS))
+    save(store, "first", first, age=3000)
+    calls = forked("first", first, at, seed=2)[: at + 1]
+    save(store, "second", calls, age=1000, source="first", at=at)
+    check_whole(store, "second", calls)
+    store.delete(["first"])
+    check_whole(store, "second", calls)
+
+
 def test_what_no_fork_needs_is_pruned_at_once(store: Store, family: dict[str, list[Call]]) -> None:
     store.prune(max_age_seconds=2500)
     assert stored_calls(store) == 3 + (CALLS - 3) + (CALLS - 5)

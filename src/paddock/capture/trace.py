@@ -127,7 +127,7 @@ class Call:
     replayed_from: str | None = None
     """The recorded call, ROLLOUT/CALL, whose answer was sent again. None: it was sampled for this rollout."""
     is_copy: bool = False
-    """The recorded call is trained on in its own rollout, so this one must not be."""
+    """Another rollout trains on the same answer, so this one must not. Exports of several rollouts decide it anew."""
     snapshot: dict[str, Any] = field(default_factory=dict)
     """The work folder when it began: see `store.snapshots.CallSnapshot`. Empty if none was asked for."""
     tool_results: dict[str, str] = field(default_factory=dict)
@@ -154,7 +154,8 @@ class Call:
         if self.role is Role.RETRIED:
             return "its answer did not reach the agent completely, and the agent asked again"
         if self.is_copy:
-            return f"its answer was replayed from {self.replayed_from}, which is trained on there"
+            origin = f", which was replayed from {self.replayed_from}" if self.replayed_from else ""
+            return f"another rollout trains on its answer{origin}"
         if self.aborted:
             return "the call was aborted"
         if self.error is not None:

@@ -42,6 +42,7 @@ class ExportCommand(click.Command):
 @click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
 @click.option("--to", "form", default="jsonl", show_default=True, metavar="FORM", help="The form; see below.")
 @click.option("--check", "only_check", is_flag=True, help="Write nothing; list what would be left out or is wrong.")
+@click.option("--tree", "as_trees", is_flag=True, help="One line for each tree of forks, with what they share once.")
 @click.option("-o", "--out", "--output", "out", type=click.Path(path_type=Path), help="A file, or a folder for one.")
 @click.option(
     "--unscored",
@@ -74,6 +75,7 @@ def command(
     newest: str | None,
     roles: str,
     as_json: bool,
+    as_trees: bool,
     **filters: Any,
 ) -> int:
     """Write rollouts in the form that a trainer reads. Without ID, all finished ones."""
@@ -82,6 +84,8 @@ def command(
 
         if only_check:
             raise ConfigError("a page is not for trainers: there is nothing to check", hint="leave --check out")
+        if as_trees:
+            raise ConfigError("a page has one rollout", hint="leave --tree out; its page shows the tree")
         return write_page(store, rollout_ids, out)
     from paddock.cli.trace import open_store
     from paddock.export import FORMS, load_form
@@ -98,9 +102,9 @@ def command(
         keys = select_keys(opened, rollout_ids, Search.of(finished=True, **filters))
         with progress_bar(len(keys)) as advance:
             if only_check:
-                return run_check(opened, form, keys, policy, advance, as_json)
+                return run_check(opened, form, keys, policy, advance, as_json, as_trees)
             target = out / f"rollouts.{loaded.suffix}" if out is not None and out.is_dir() else out
-            return run_export(opened, form, keys, policy, advance, target)
+            return run_export(opened, form, keys, policy, advance, target, as_trees)
 
 
 def read_policy(unscored: Any, weights: str, newest: str | None, roles: str) -> Policy:
@@ -120,13 +124,20 @@ def read_policy(unscored: Any, weights: str, newest: str | None, roles: str) -> 
 
 
 def run_export(
-    store: Store, form: str, keys: list[int], policy: Policy, advance: Callable[[], None], target: Path | None
+    store: Store,
+    form: str,
+    keys: list[int],
+    policy: Policy,
+    advance: Callable[[], None],
+    target: Path | None,
+    as_trees: bool,
 ) -> int:
-    from paddock.export.stream import export
+    from paddock.export import stream
 
     try:
         with interruptible():
-            report = export(store, form, target or sys.stdout.buffer, keys=keys, policy=policy, progress=advance)
+            write = stream.export_trees if as_trees else stream.export
+            report = write(store, form, target or sys.stdout.buffer, keys=keys, policy=policy, progress=advance)
     except OSError as error:
         if target is None:
             raise
@@ -136,12 +147,18 @@ def run_export(
 
 
 def run_check(
-    store: Store, form: str, keys: list[int], policy: Policy, advance: Callable[[], None], as_json: bool
+    store: Store,
+    form: str,
+    keys: list[int],
+    policy: Policy,
+    advance: Callable[[], None],
+    as_json: bool,
+    as_trees: bool,
 ) -> int:
     """Exit code 0 if all that would be written is right, and there is something to write."""
     from dataclasses import asdict
 
-    from paddock.export.stream import check
+    from paddock.export import stream
 
     findings = 0
 
@@ -153,6 +170,7 @@ def run_check(
         elif findings <= MAX_PRINTED_FINDINGS:
             click.echo(f"{finding.rollout_id}  {finding.kind}: {finding.text}")
 
+    check = stream.check_trees if as_trees else stream.check
     report = check(store, form, keys=keys, policy=policy, on_finding=print_finding, progress=advance)
     if findings > MAX_PRINTED_FINDINGS and not as_json:
         note(f"{findings - MAX_PRINTED_FINDINGS} more; --json prints all")

@@ -1,7 +1,8 @@
 """Exports: rollouts in the forms that trainers read, each a pure function of what the store holds.
 
 Every module of this package is one form, except the shared ones; it defines a `FORM`. `samples` turns the calls of a
-rollout into training sequences, `policy` decides what may be trained on, and `stream` writes whole stores to files.
+rollout into training sequences, `policy` decides what may be trained on, `shared_calls` which of several forks trains
+on what they share, and `stream` writes whole stores to files.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from paddock.store.record import RolloutRecord
 
     Document = dict[str, Any]
+    TreeExport = Callable[[Sequence[tuple[RolloutRecord, Sequence[Call]]], Policy, str], Iterator[Document]]
 
-SHARED_MODULES = ("checks", "conversation", "policy", "samples", "stream")
+SHARED_MODULES = ("checks", "conversation", "policy", "samples", "shared_calls", "stream", "trees")
 FORMS = tuple(module.name for module in pkgutil.iter_modules(__path__) if module.name not in SHARED_MODULES)
 """The names of all forms."""
 FLAGGED = Policy(unscored="flag")
@@ -61,6 +63,11 @@ class Form:
     """The suffix of its files."""
     open_writer: Callable[[Path, Policy], AbstractContextManager[RolloutWriter]] | None = None
     """For a form that is not lines of JSON."""
+    export_tree: (
+        Callable[[Sequence[tuple[RolloutRecord, Sequence[Call]]], Policy, str], Iterator[Document]] | None
+    ) = None
+    """For a form that can have a rollout and its forks in one document: those of a tree, whose id comes last."""
+    find_tree_problems: Callable[[Document], Iterator[str]] | None = None
 
 
 def load_form(name: str) -> Form:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.capture.trace import sent_temperature
 from paddock.export import Form, checks
+from paddock.export.trees import export_tree, find_tree_problems
 from paddock.rollouts.graph import Graph
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def find_problems(document: dict[str, Any]) -> Iterator[str]:
 
 
 FORM = Form(
-    summary="one object for each call: ids, logprobs, mask",
+    summary="one object for each call: ids, logprobs, mask; with --tree, for each tree of forks",
     export=export,
     find_problems=find_problems,
+    export_tree=export_tree,
+    find_tree_problems=find_tree_problems,
 )

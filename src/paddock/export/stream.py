@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -11,10 +11,11 @@ import orjson
 
 from paddock.capture.trace import Caller
 from paddock.errors import ConfigError, StoreError
-from paddock.export import Form, load_form
+from paddock.export import FORMS, Form, load_form
 from paddock.export.checks import UNSCORED
 from paddock.export.policy import Policy
-from paddock.store import bulk_read, calls, rows, search
+from paddock.export.shared_calls import SharedCalls
+from paddock.store import bulk_read, calls, rows, search, tree
 from paddock.store.search import Search
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from paddock.capture.trace import Call
-    from paddock.export import RolloutWriter
+    from paddock.export import RolloutWriter, TreeExport
     from paddock.store import Store
     from paddock.store.record import RolloutRecord
 
@@ -111,9 +112,11 @@ def export(
     Without `keys`, all finished rollouts are written, in the order they began."""
     loaded = load_form(form)
     report = ExportReport()
+    shared = SharedCalls(store, policy)
     with _open_writer(loaded, form, target, policy) as writer:
         selected = select_keys(store) if keys is None else keys
         for record, sampled in read_rollouts(store, selected, whole=loaded.needs_whole_calls):
+            shared.mark(record, sampled)
             documents, tokens = writer.add(record, sampled)
             report.foreign += count_foreign_calls(sampled)
             if documents:
@@ -125,6 +128,96 @@ def export(
             if progress is not None:
                 progress()
     return report
+
+
+def export_trees(
+    store: Store,
+    form: str,
+    target: Path | str | IO[bytes],
+    *,
+    keys: Sequence[int] | None = None,
+    policy: Policy = _ANY,
+    progress: Callable[[], None] | None = None,
+) -> ExportReport:
+    """Write one document for each tree of rollouts: a rollout with its forks, of those that `keys` name.
+
+    Raises ConfigError for a form that has no trees."""
+    make = _tree_maker(form)
+    with ExitStack() as stack:
+        file = stack.enter_context(Path(target).open("wb")) if isinstance(target, str | Path) else target
+        report = ExportReport()
+        for documents, members in _read_trees(store, make, keys, policy):
+            for document in documents:
+                file.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
+            _count_tree(report, documents, members, policy)
+            if progress is not None:
+                for _ in members:
+                    progress()
+    return report
+
+
+def check_trees(
+    store: Store,
+    form: str,
+    *,
+    keys: Sequence[int] | None = None,
+    policy: Policy = _ANY,
+    on_finding: Callable[[ExportFinding], None] = lambda finding: None,
+    progress: Callable[[], None] | None = None,
+) -> ExportReport:
+    """Make everything that `export_trees` would write, and check it by our own rules."""
+    make, loaded = _tree_maker(form), load_form(form)
+    find_problems = loaded.find_tree_problems or loaded.find_problems
+    checker = _DocumentChecker(
+        replace(loaded, find_problems=find_problems, validate=None), allows_unscored=policy.unscored == "flag"
+    )
+    report = ExportReport()
+    for documents, members in _read_trees(store, make, keys, policy):
+        for problem in checker.find_problems(documents):
+            report.wrong += 1
+            on_finding(ExportFinding(members[0][0].rollout_id, "wrong", problem))
+        _count_tree(report, documents, members, policy)
+        if progress is not None:
+            for _ in members:
+                progress()
+    return report
+
+
+def _tree_maker(form: str) -> TreeExport:
+    make = load_form(form).export_tree
+    if make is None:
+        able = ", ".join(name for name in FORMS if load_form(name).export_tree is not None)
+        raise ConfigError(
+            f"{form} has no form for trees",
+            hint=f"use --to {able}, or leave --tree out: then each branch is a complete sequence,"
+            " and what branches share is trained on in one of them",
+        )
+    return make
+
+
+def _read_trees(
+    store: Store, make: TreeExport, keys: Sequence[int] | None, policy: Policy
+) -> Iterator[tuple[list[dict[str, Any]], list[StoredRollout]]]:
+    """The documents of each tree, and its rollouts."""
+    selected = select_keys(store) if keys is None else keys
+    for tree_id, members in store.query(tree.families, selected):
+        rollouts = list(read_rollouts(store, members, whole=False))
+        if rollouts:
+            yield list(make(rollouts, policy, tree_id)), rollouts
+
+
+def _count_tree(
+    report: ExportReport, documents: Sequence[dict[str, Any]], members: Sequence[StoredRollout], policy: Policy
+) -> None:
+    written = {each["rollout_id"] for document in documents for each in document["rollouts"]}
+    report.documents += len(documents)
+    report.tokens += sum(sum(node["mask"]) for document in documents for node in document["nodes"])
+    for record, sampled in members:
+        report.foreign += count_foreign_calls(sampled)
+        if record.rollout_id in written:
+            report.rollouts += 1
+        else:
+            report.leave_out(exclusion_reason(record, sampled, policy))
 
 
 class LineWriter:
@@ -187,7 +280,9 @@ def check(
     loaded = load_form(form)
     selected = select_keys(store) if keys is None else keys
     report, checker = ExportReport(), _DocumentChecker(loaded, allows_unscored=policy.unscored == "flag")
+    shared = SharedCalls(store, policy)
     for record, sampled in read_rollouts(store, selected, whole=loaded.needs_whole_calls):
+        shared.mark(record, sampled)
         documents = list(loaded.export(record, sampled, policy))
         for problem in checker.find_problems(documents):
             report.wrong += 1

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
-    RepeatedCall = tuple[int, dict[str, Any], bytes, bytes]
-    """A replayed call: the key of the fork, the head, completion and logprobs."""
-
 _PLAIN = UNCOMPRESSED + PACKED
 """How most arrays of numbers begin: neither compressed nor JSON. They are unpacked without a function call."""
 _ROLES = {role.value: role for role in Role}
@@ -82,44 +79,47 @@ def read(connection: sqlite3.Connection, keys: Sequence[int]) -> list[tuple[Roll
     marks = ", ".join("?" * len(keys))
     heads = connection.execute(f"SELECT id, head FROM rollouts WHERE id IN ({marks})", keys).fetchall()
     records = {key: _record(head) for key, head in heads}
-    repeated = _read_repeated(connection, keys)
-    prompts = _prompts(connection, marks, keys, repeated)
-    sampled: dict[int, list[Call]] = defaultdict(list)
-    for rollout, packed_summary, completion, logprobs, head in connection.execute(
+    rows = connection.execute(
         "SELECT rollout, brief, completion, logprobs, CASE WHEN brief IS NULL THEN head END"
         f" FROM calls WHERE rollout IN ({marks})",
         keys,
-    ):
-        values = decode(packed_summary) if head is None else _summary_of_head(decode(decompress(head)))
+    )
+    summaries = [
+        (rollout, decode(brief) if head is None else _summary_of_head(decode(decompress(head))), completion, logprobs)
+        for rollout, brief, completion, logprobs, head in rows
+    ]
+    summaries += _read_repeated(connection, keys)
+    prompts = _prompts(connection, marks, keys, {values[0] for _, values, *_ in summaries if type(values[0]) is int})
+    sampled: dict[int, list[Call]] = defaultdict(list)
+    for rollout, values, completion, logprobs in summaries:
         sampled[rollout].append(_call(values, completion, logprobs, prompts))
-    for rollout, changed_head, completion, logprobs in repeated:
-        sampled[rollout].append(_call(_summary_of_head(changed_head), completion, logprobs, prompts))
     for ordered in sampled.values():
         ordered.sort(key=_order)
     return [(records[key], sampled[key]) for key in keys if key in records]
 
 
-def _read_repeated(connection: sqlite3.Connection, keys: Sequence[int]) -> list[RepeatedCall]:
-    """The replayed calls of those rollouts that are forks."""
-    return [
-        (rollout, *calls.read_reference(connection, reference)[:3])
-        for rollout, references in replayed.load_many(connection, keys).items()
-        for reference in references.values()
-    ]
+def _read_repeated(connection: sqlite3.Connection, keys: Sequence[int]) -> list[tuple[int, list[Any], bytes, bytes]]:
+    """Of each replayed call of those rollouts that are forks: its rollout, summary, completion and logprobs."""
+    repeated = []
+    for rollout, references in replayed.load_many(connection, keys).items():
+        for reference in references.values():
+            head, completion, logprobs, *_ = calls.read_reference(connection, reference)
+            repeated.append((rollout, _summary_of_head(head), completion, logprobs))
+    return repeated
 
 
 def _prompts(
-    connection: sqlite3.Connection, marks: str, keys: Sequence[int], repeated: Sequence[RepeatedCall]
+    connection: sqlite3.Connection, marks: str, keys: Sequence[int], named: set[int]
 ) -> dict[int, PrefixedIds]:
-    """The ids of every prompt, as the difference to the one that it builds on."""
+    """The ids of every prompt, as the difference to the one that it builds on. `named` are those of calls, which in
+    forks may be prompts of other rollouts."""
     prompts: dict[int, PrefixedIds] = {}
     rows = connection.execute(
         "SELECT id, kind, base, head, tail, middle FROM sequences"
         f" WHERE rollout IN ({marks}) AND kind = ? ORDER BY id",
         (*keys, TOKENS),
     ).fetchall()
-    others = [head["prompt"] for _, head, _, _ in repeated if head.get("prompt") is not None]
-    for key, _, base, head, tail, middle in with_bases(connection, rows, others):
+    for key, _, base, head, tail, middle in with_bases(connection, rows, named):
         added = decompress_middle(middle, lambda key: prompts[key].tobytes())
         if tail:
             ends = SharedEnds(head * ID_BYTES, tail * ID_BYTES)

@@ -110,8 +110,8 @@ def load(connection: sqlite3.Connection, rollout: int) -> list[Call]:
     if references:
         stored += [read_reference(connection, reference) for reference in references.values()]
         stored.sort(key=lambda values: int(values[0]["index"]))
-    others = {key for values, *_ in stored for key in _sequence_keys(values)} if references else ()
-    tokens, messages = sequences.load(connection, rollout, read_blob, others)
+    named = {key for values, *_ in stored for key in sequence_keys(values)}
+    tokens, messages = sequences.load(connection, rollout, read_blob, named)
     return [_make_call(*values, tokens=tokens, messages=messages, read_blob=read_blob) for values in stored]
 
 
@@ -123,8 +123,8 @@ def read_reference(connection: sqlite3.Connection, reference: replayed.CallRefer
     return ({**decode(decompress(head)), **reference.changes}, *columns)
 
 
-def _sequence_keys(head: Mapping[str, Any]) -> list[int]:
-    """The sequences that a head names."""
+def sequence_keys(head: Mapping[str, Any]) -> list[int]:
+    """The sequences that a head names. In a fork they may be those of its source."""
     keys = [value for body in ("request", "forwarded") for _, kind, value in head[body] if kind == "sequence"]
     return keys if head.get("prompt") is None else [*keys, head["prompt"]]
 

@@ -94,6 +94,23 @@ def parents(connection: sqlite3.Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT DISTINCT parent FROM forks")}
 
 
+def families(connection: sqlite3.Connection, keys: Sequence[int]) -> list[tuple[str, list[int]]]:
+    """The rollouts with these keys by their trees: the id of the first rollout of each tree, and its keys here."""
+    rows = connection.execute("SELECT id, rollout_id, parent FROM forks JOIN rollouts ON rollouts.id = forks.rollout")
+    parents_of = {replayed.name_of(key, name): parent for key, name, parent in rows}
+    trees: dict[str, list[int]] = {}
+    for key in keys:
+        row = connection.execute("SELECT rollout_id FROM rollouts WHERE id = ?", (key,)).fetchone()
+        if row is None:
+            continue
+        top, below = row[0], {row[0]}
+        while (parent := parents_of.get(top)) is not None and parent not in below:
+            below.add(parent)
+            top = parent
+        trees.setdefault(top, []).append(key)
+    return list(trees.items())
+
+
 def _read_branch(connection: sqlite3.Connection, rollout_id: str) -> Branch:
     row = connection.execute(
         "SELECT rollouts.id, parent, at, figures.outcome, reward FROM rollouts"
@@ -166,7 +183,9 @@ def _trim(connection: sqlite3.Connection, key: int) -> int:
         if call_id not in kept_calls:
             connection.execute("DELETE FROM calls WHERE rollout = ? AND call_id = ?", (key, call_id))
     heads = [
-        decode(decompress(head)) for (head,) in connection.execute("SELECT head FROM calls WHERE rollout = ?", (key,))
+        decode(decompress(head))
+        for rollout in (key, *below)
+        for (head,) in connection.execute("SELECT head FROM calls WHERE rollout = ?", (rollout,))
     ]
     changes = [each.changes for each in references]
     sequences, kept_blobs = _named_by([*heads, *changes])
