@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.cli import note, print_json
+from paddock.cli.trace_changes import print_changes, print_changes_of
 from paddock.cli.trace_delete import prune_command, remove_command
 from paddock.cli.trace_export import command as export_command
 from paddock.errors import SandboxError, StoreError
@@ -75,8 +76,11 @@ def list_command(store: Path | None, limit: int, as_json: bool, **filters: Any) 
 @click.option(
     "--artifacts", "folder", type=click.Path(path_type=Path), help="Write the artifacts to this new folder, too."
 )
+@click.option("--changes", "changed_by", metavar="CALL", help="Print what this call changed in the work folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
-def show_command(rollout_id: str, store: Path | None, folder: Path | None, as_json: bool) -> int:
+def show_command(
+    rollout_id: str, store: Path | None, folder: Path | None, changed_by: str | None, as_json: bool
+) -> int:
     """Show one rollout: how it ended, and each of its calls. A unique beginning of the id is enough."""
     from paddock.rollouts.rollout_json import rollout_to_json
 
@@ -85,18 +89,21 @@ def show_command(rollout_id: str, store: Path | None, folder: Path | None, as_js
         if folder is not None:
             write_artifacts(opened, record, folder)
         calls = opened.calls(record.rollout_id)
+        if changed_by is not None:
+            print_changes_of(opened, record, calls, changed_by, as_json=as_json)
+            return 0
         events = opened.events(record.rollout_id)
-        scores = opened.scores(record.rollout_id)
-    if as_json:
-        print_json(rollout_to_json(record, calls, events, scores))
-        return 0
-    print_record(record)
-    print_sandbox(record)
-    for _, event in events:
-        if event.kind == "warning":
-            click.echo(f"warning: {event.data.get('warning')}")
-    print_logs(record)
-    print_calls(calls)
+        if as_json:
+            print_json(rollout_to_json(record, calls, events, opened.scores(record.rollout_id)))
+            return 0
+        print_record(record)
+        print_sandbox(record)
+        for _, event in events:
+            if event.kind == "warning":
+                click.echo(f"warning: {event.data.get('warning')}")
+        print_logs(record)
+        print_calls(calls)
+        print_changes(opened, record, calls)
     return 0
 
 

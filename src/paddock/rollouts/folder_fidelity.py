@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.capture.recorded.conversation import diff
 from paddock.capture.recorded.volatile import mask_volatile
 from paddock.errors import StoreError
+from paddock.rollouts.folder_changes import LARGEST_TEXT_BYTES, decode_text, readable_path, repository_of
 from paddock.store.snapshots import FileChange, SnapshotHistory, compare_folders
 
 if TYPE_CHECKING:
@@ -20,12 +21,8 @@ if TYPE_CHECKING:
     from paddock.capture.trace import Call
     from paddock.store import Store
 
-VOLATILE_FOLDERS = (".git", ".hg", ".svn")
-"""Names of folders whose files have times, and ids that depend on times, in them."""
 VOLATILE_SUFFIXES = (".pyc", ".pyo")
 MOST_PATHS = 50
-LARGEST_TEXT_BYTES = 128 * 1024
-"""Larger files are compared byte by byte only."""
 
 
 def compare_with_source(
@@ -100,7 +97,9 @@ def compare_histories(
         changes = compare_folders(before, after)
         real = [change for change in changes if not is_volatile(change, read_blob)]
         equal += not real
-        volatile |= dict.fromkeys(change.path for change in changes if change not in real)
+        volatile |= dict.fromkeys(
+            repository_of(each.path) or readable_path(each.path) for each in changes if each not in real
+        )
         for change in real:
             place = {"call": name, "recorded": recorded_name}
             differences.setdefault(change.path, describe(change, read_blob) | place)
@@ -123,8 +122,7 @@ def find_problem(history: SnapshotHistory, name: str) -> str | None:
 
 def is_volatile(change: FileChange, read_blob: Callable[[str], bytes]) -> bool:
     """Whether an entry differs only in what differs from one run to the next."""
-    parts = change.path.split("/")
-    if any(part in VOLATILE_FOLDERS for part in parts) or change.path.endswith(VOLATILE_SUFFIXES):
+    if repository_of(change.path) is not None or change.path.endswith(VOLATILE_SUFFIXES):
         return True
     before, after = change.before, change.after
     if before is None or after is None or (before.kind, before.mode) != (after.kind, after.mode):
@@ -139,10 +137,10 @@ def read_texts(change: FileChange, read_blob: Callable[[str], bytes]) -> tuple[s
     for state in (change.before, change.after):
         if state is None or state.digest is None or state.size > LARGEST_TEXT_BYTES:
             return None
-        try:
-            texts.append(read_blob(state.digest).decode())
-        except UnicodeDecodeError:
+        text = decode_text(read_blob(state.digest))
+        if text is None:
             return None
+        texts.append(text)
     return texts[0], texts[1]
 
 
@@ -153,7 +151,7 @@ def describe(change: FileChange, read_blob: Callable[[str], bytes]) -> dict[str,
     kind = {"added": "only in the fork", "removed": "missing in the fork"}.get(change.kind, "different")
     if change.before is not None and change.after is not None and change.before.mode != change.after.mode:
         kind = f"mode {change.before.mode:o} was recorded, it is {change.after.mode:o}"
-    return {"path": change.path, "kind": kind, "difference": difference}
+    return {"path": readable_path(change.path), "kind": kind, "difference": difference}
 
 
 def describe_files(files: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import PaddockError, SandboxError
+from paddock.rollouts.folder_changes import readable_path
 from paddock.sandbox.folder_scan import FolderScan, ScanOptions, scan_folder
 from paddock.store.packing import decode, encode
 from paddock.store.snapshots import CallSnapshot, encode_changes
@@ -89,10 +90,11 @@ class WorkFolderSnapshots:
 
     def to_json(self) -> dict[str, Any]:
         """What the record of the rollout has about them."""
+        named = sorted(self._left_out.items())[:NAMED_PATHS]
         return {
             "saved": self._saved,
             "bytes": self._bytes,
-            "left_out": self._recorder.mask.value(dict(sorted(self._left_out.items())[:NAMED_PATHS])),
+            "left_out": self._recorder.mask.value({readable_path(path): reason for path, reason in named}),
             "problems": dict(self._problems),
             "ends": dict(self._ends),
         }

@@ -8,6 +8,7 @@ import shlex
 import tarfile
 from typing import TYPE_CHECKING, Any
 
+from paddock.rollouts.folder_changes import decode_text
 from paddock.store import rows, search
 from paddock.store.packing import decompress
 from paddock.web.read_store import summaries, summarize_head
@@ -59,6 +60,8 @@ def describe(connection: sqlite3.Connection, rollout: LoadedRollout) -> dict[str
         },
         "files": list_files(connection, rollout, record),
         "has_workdir": record.workdir_blob is not None,
+        "has_snapshots": bool(record.snapshots),
+        "fork": record.fork,
         "artifacts": record.artifacts[:MAX_FILES],
         "scores": rows.read_scores(connection, rollout.key),
         "rerun": rerun_command(record),
@@ -141,8 +144,8 @@ def read_file(
     if member is None:
         raise PageNotFound(f"rollout {rollout.id} has no file {path[:200]!r}", hint="its files are listed with it")
     size, start = member.size, member.offset_data
-    content = _archive(connection, str(digest))[start : start + min(MAX_FILE_BYTES, size)]
-    text = _text(content)
+    content = read_blob(connection, str(digest))[start : start + min(MAX_FILE_BYTES, size)]
+    text = decode_text(content)
     return {
         "path": path,
         "text": text,
@@ -161,7 +164,7 @@ def file_changes(connection: sqlite3.Connection, rollout: LoadedRollout) -> list
     changes = []
     members = _members(connection, rollout, str(digest))
     names = sorted(members)[:MAX_FILES]
-    archive = memoryview(_archive(connection, str(digest)))
+    archive = memoryview(read_blob(connection, str(digest)))
     for path in names:
         start = members[path].offset_data
         after = bytes(archive[start : start + min(MAX_DIFF_BYTES, members[path].size)])
@@ -177,10 +180,10 @@ def file_changes(connection: sqlite3.Connection, rollout: LoadedRollout) -> list
 def _change(path: str, before: bytes | None, after: bytes | None, kind: str) -> dict[str, Any]:
     return {
         "path": path,
-        "before": None if before is None else _text(before[:MAX_DIFF_BYTES]),
-        "after": None if after is None else _text(after),
+        "before": None if before is None else decode_text(before[:MAX_DIFF_BYTES]),
+        "after": None if after is None else decode_text(after),
         "kind": kind,
-        "binary": any(side is not None and _text(side[:MAX_DIFF_BYTES]) is None for side in (before, after)),
+        "binary": any(side is not None and decode_text(side[:MAX_DIFF_BYTES]) is None for side in (before, after)),
     }
 
 
@@ -189,7 +192,7 @@ def _task_files(connection: sqlite3.Connection, head: dict[str, Any]) -> dict[st
     if (digest := head.get("task_blob")) is None:
         return _shipped_files(str(head["task_id"]), str(head.get("task_hash") or ""))
     try:
-        packed = _archive(connection, str(digest))
+        packed = read_blob(connection, str(digest))
     except PageNotFound:
         return None
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
@@ -217,14 +220,15 @@ def _members(connection: sqlite3.Connection, rollout: LoadedRollout, digest: str
     """Regular files only: links are not followed."""
     key = f"members {digest}"
     if key not in rollout.cache:
-        with tarfile.open(fileobj=io.BytesIO(_archive(connection, digest))) as packed:
+        with tarfile.open(fileobj=io.BytesIO(read_blob(connection, digest))) as packed:
             plain = {_clean(member.name): member for member in packed if member.isreg() and not member.issparse()}
         rollout.cache[key] = plain
     members: dict[str, tarfile.TarInfo] = rollout.cache[key]
     return members
 
 
-def _archive(connection: sqlite3.Connection, digest: str) -> bytes:
+def read_blob(connection: sqlite3.Connection, digest: str) -> bytes:
+    """Raises PageNotFound."""
     row = connection.execute("SELECT data FROM blobs WHERE digest = ?", (digest,)).fetchone()
     if row is None:
         raise PageNotFound("these files are no longer in the store", hint="its rollout may have been pruned")
@@ -239,13 +243,3 @@ def _size(connection: sqlite3.Connection, digest: str) -> int:
 
 def _clean(name: str) -> str:
     return name.removeprefix("./")
-
-
-def _text(content: bytes) -> str | None:
-    if b"\0" in content:
-        return None
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        # A file may have been cut within a character.
-        return content[: error.start].decode() if error.start >= len(content) - 3 else None

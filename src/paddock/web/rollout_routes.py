@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from paddock.store import search
-from paddock.web import calls, compare, detail, live, parameters, share, stats, tokens
+from paddock.web import call_changes, calls, compare, detail, live, parameters, share, stats, tokens
 from paddock.web.read_store import ROLLOUTS, ReadStore, summaries
 from paddock.web.responses import PageConflict, PageError, event_stream, handle_errors, json_response
 
@@ -54,9 +54,11 @@ class RolloutRoutes:
             (f"{one}/calls", self.calls),
             (f"{one}/calls/{{call}}", self.call),
             (f"{one}/calls/{{call}}/tokens", self.tokens),
+            (f"{one}/calls/{{call}}/changes", self.call_changes),
             (f"{one}/entropy", self.entropy),
             (f"{one}/files", self.files),
             (f"{one}/changes", self.changes),
+            (f"{one}/snapshots", self.snapshots),
             (f"{one}/live", self.follow),
             (f"{one}/share", self.share),
         ]
@@ -147,6 +149,13 @@ class RolloutRoutes:
 
     async def changes(self, request: Request) -> Response:
         return json_response(request, await self._with(request, detail.file_changes))
+
+    async def snapshots(self, request: Request) -> Response:
+        return json_response(request, await self._with(request, call_changes.list_call_changes))
+
+    async def call_changes(self, request: Request) -> Response:
+        call = parameters.path_text(request, "call")
+        return json_response(request, await self._with(request, call_changes.describe_call_changes, call))
 
     async def follow(self, request: Request) -> Response:
         parameters.check_names(request, ("after",))

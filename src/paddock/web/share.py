@@ -11,7 +11,7 @@ import hashlib
 import re
 from typing import TYPE_CHECKING, Any
 
-from paddock.web import calls, detail, tokens
+from paddock.web import call_changes, calls, detail, tokens
 from paddock.web.responses import PageError, encode_json
 
 if TYPE_CHECKING:
@@ -76,6 +76,12 @@ def collect_answers(connection: sqlite3.Connection, rollout: LoadedRollout, abou
     left_out: list[str] = []
     if whole["has_workdir"]:
         size = _add(answers, f"{base}/changes", detail.file_changes(connection, rollout), size, left_out)
+    if whole["has_snapshots"]:
+        listed = call_changes.list_call_changes(connection, rollout)
+        size = _add(answers, f"{base}/snapshots", listed, size, left_out)
+        for name in (row["call"] for row in listed["rows"] if row["changes"]):
+            changes = call_changes.describe_call_changes(connection, rollout, name)
+            size = _add(answers, f"{base}/calls/{name}/changes", changes, size, left_out)
     for row in call_rows:
         path = f"{base}/calls/{row['id']}"
         sampled = max(1, row["completion_tokens"])

@@ -4,9 +4,11 @@ import { get } from "./api.js";
 import { broken, empty, fill, h } from "./dom.js";
 import { diffBlock } from "./diff.js";
 import { bytesText } from "./format.js";
+import { callChangesPanel } from "./snapshots.js";
 
 /** @param {import("./rollout.js").Scene} scene */
-export async function changesPanel({ id, rollout, signal }) {
+export async function changesPanel(scene) {
+  const { id, rollout, signal } = scene;
   const files = rollout.files ?? [];
   const artifacts = rollout.artifacts ?? [];
   const viewer = h("section", { class: "panel file-shown", "aria-live": "polite" }, h("p", { class: "muted" }, "Choose a file."));
@@ -26,10 +28,12 @@ export async function changesPanel({ id, rollout, signal }) {
   } catch (error) {
     if (signal.aborted) throw error;
   }
-  if (!files.length && !changes.length && !artifacts.length) return empty("No files", h("p", null, rollout.live ? "The work folder is kept when the agent is done." : "The agent left nothing behind."));
+  const byCall = await callChangesPanel(scene).catch((error) => broken(error));
+  if (!files.length && !changes.length && !artifacts.length && !byCall) return empty("No files", h("p", null, rollout.live ? "The work folder is kept when the agent is done." : "The agent left nothing behind."));
   return h(
     "div",
     { class: "stack" },
+    byCall,
     changes.length ? changesOf(changes) : null,
     h(
       "div",

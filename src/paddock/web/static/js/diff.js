@@ -14,8 +14,8 @@ const CONTEXT = 3;
  * @returns {Line[]}
  */
 export function diffLines(before, after) {
-  const old = before === "" ? [] : before.split("\n");
-  const now = after === "" ? [] : after.split("\n");
+  const old = linesOf(before);
+  const now = linesOf(after);
   let start = 0;
   while (start < old.length && start < now.length && old[start] === now[start]) start++;
   let end = 0;
@@ -24,6 +24,13 @@ export function diffLines(before, after) {
   const as = (kind) => (text) => ({ kind, text });
   const middle = diffMiddle(old.slice(start, old.length - end), now.slice(start, now.length - end), as);
   return [...old.slice(0, start).map(as("same")), ...middle, ...old.slice(old.length - end).map(as("same"))];
+}
+
+/** The lines of a text; the end of the last one begins no other. @param {string} text */
+function linesOf(text) {
+  const lines = text.split("\n");
+  if (lines[lines.length - 1] === "") lines.pop();
+  return lines;
 }
 
 /** @param {string[]} old @param {string[]} now @param {(kind: Line["kind"]) => (text: string) => Line} as @returns {Line[]} */
