@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 COLLECTED_SECONDS = 5.0
-"""How long a process that ends, or the garbage collector, waits for the cleanup of an owner that nobody closed."""
+"""How long a process that ends, or the garbage collector, waits for the cleanup of an owner that was never closed."""
 
 
 class LoopThread:
@@ -46,7 +46,7 @@ class LoopThread:
                 raise
             raise ClientError("the client was closed during the call") from None
         except BaseException:
-            # The caller was interrupted: nobody else waits for the result.
+            # The caller was interrupted: no other caller awaits the result.
             future.cancel()
             raise
 

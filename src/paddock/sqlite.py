@@ -49,7 +49,7 @@ def connect(
 ) -> sqlite3.Connection:
     """A connection in autocommit mode that any thread may use, one at a time.
 
-    `immutable` promises that nobody writes to the file: SQLite then needs no shared-memory file beside it.
+    `immutable` promises that no process writes to the file: SQLite then needs no shared-memory file beside it.
     Raises sqlite3.Error.
     """
     uri = f"{file.absolute().as_uri()}?mode={mode}" + ("&immutable=1" if immutable else "")
@@ -256,7 +256,7 @@ class Database:
         return connection
 
     def _open_read_only(self) -> sqlite3.Connection:
-        # In a folder that nobody can write to, SQLite could not create the shared-memory file that WAL needs.
+        # In a read-only folder, SQLite could not create the shared-memory file that WAL needs.
         wal = self.file.with_name(f"{self.file.name}-wal")
         connection = connect(self.file, "ro", immutable=not os.access(self.folder, os.W_OK) and not wal.exists())
         try:
@@ -345,7 +345,7 @@ class WorkerThread:
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """The result of `work`. A cancelled caller returns at once; its work is still done, and an exception that
-        nobody waits for is logged.
+        no caller awaits is logged.
 
         Raises RuntimeError after `close`."""
         loop = asyncio.get_running_loop()
@@ -364,7 +364,7 @@ class WorkerThread:
             try:
                 loop.call_soon_threadsafe(deliver, job)
             except RuntimeError:
-                # The event loop is closed, so nobody waits any more.
+                # The event loop is closed, so no caller waits any more.
                 _log_failure(job.exception())
 
         self._executor.submit(work).add_done_callback(on_done)

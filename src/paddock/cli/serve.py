@@ -127,7 +127,7 @@ def refuse_options_without_effect(engine: str, *, has_page: bool) -> None:
 
 
 def read_server_config(make: Any, options: dict[str, Any], host: str, *, hosts: int) -> ServerConfig:
-    """The config from the options. Sessions that nobody chose are those of the class, on each host of a cluster."""
+    """The config from the options. Without `--max-sessions` the class decides, on each host of a cluster."""
     from paddock.server.app import default_sessions
     from paddock.sessions.spec import EnvironmentSpec
 

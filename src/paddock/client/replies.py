@@ -63,7 +63,7 @@ def as_model(kind: type[BaseModel], fields: dict[str, Any], what: str) -> BaseMo
 
 
 def rpc_error(error: dict[str, Any], tool: str | None) -> PaddockError:
-    """The error that the data of a JSON-RPC error names, or else the one that its number stands for."""
+    """The error that the data of a JSON-RPC error names, or else the one of its number."""
     number, data = error.get("code"), error.get("data")
     details = {**data} if isinstance(data, dict) else {}
     kind = type(from_wire(details))

@@ -1,6 +1,6 @@
 """Numbers that JSON cannot express: NaN and the infinities.
 
-The rule: such a number is never replaced by null where somebody acts on it. In an action, in arguments and in a
+The rule: such a number is never replaced by null where a program acts on it. In an action, in arguments and in a
 reward it is refused with an error that names the field. Clients refuse it before they send, and servers before they
 execute, whether it came as `NaN`, `Infinity`, `1e999` or as text for a float field. In an observation, a state or the
 value of a tool it stays what OpenEnv makes of it, null: there it says that a value is unknown.

@@ -205,7 +205,7 @@ def discovery(server: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     """The answer to `server/discover`.
 
     A client that negotiates is offered the revisions with sessions only: an environment is state, and
-    a client that hears of the stateless revision gives up its session for it. Anybody else is told
+    a client that is offered the stateless revision gives up its session for it. Other clients get
     all that is served.
     """
     versions = SESSION_VERSIONS if is_stateless(params) else VERSIONS

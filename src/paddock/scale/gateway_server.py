@@ -151,7 +151,7 @@ class ClientUpgrade(ClientSocket):
         if self._accepted and self._queue_frames:
             redirects = self.gateway.config.mode == "redirect"
             message = {"type": "moved", "data": {"url": host.url if redirects else None, "lease": lease}}
-            self.send_and_close(text_frame(encode(message)), close_frame(NORMAL, "go on where you were told"))
+            self.send_and_close(text_frame(encode(message)), close_frame(NORMAL, "continue at the given host"))
         elif self.gateway.config.mode == "redirect" and not self._accepted:
             query = handshake.target.partition("?")[2]
             parts = [part for part in (query, f"lease={lease}" if lease else "") if part]

@@ -26,7 +26,7 @@ CLOSE_CODES = {"CAPACITY_REACHED": TRY_LATER, "SERVER_DRAINING": RESTART}
 
 
 def refusal(error: Exception) -> PaddockError:
-    """What a client is told that gets no session."""
+    """The error for a client that gets no session."""
     if isinstance(error, PaddockError):
         return error
     logger.error("a session could not be opened", exc_info=error)

@@ -1,9 +1,10 @@
 """Socket hand-off between workers: an accepted WebSocket goes to the worker that keeps its session.
 
-Invariant: a connection has exactly one owner, and it is answered before its deadline. The sender keeps the connection
-until the receiver has claimed it; what cannot be sent yet (the receiver's queue is full) stays in the sender's queue;
-what nobody has claimed by the deadline is taken back by the sender. Only the worker that keeps a session may say that
-it does not exist, so a connection for a session is never answered by anybody else, but for "try again later".
+Invariant: a connection has exactly one owner, and it is answered before its deadline. The sender keeps the
+connection until the receiver has claimed it; what cannot be sent yet (the receiver's queue is full) stays in the
+sender's queue; a connection that no worker has claimed by the deadline is taken back by the sender. Only the worker
+that keeps a session may say that it does not exist, so a connection for a session is never answered by anybody else,
+but for "try again later".
 
 The claim is a socket pair: the receiver writes a byte to its end, the sender shuts its own end for reading before it
 takes the connection back. The kernel lets only one of the two succeed.
@@ -44,7 +45,7 @@ TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r
 
 
 class HandOff:
-    """One connection on its way. `on_return` is called if nobody claimed it in time."""
+    """One connection on its way. `on_return` is called if no worker claimed it in time."""
 
     def __init__(self, transport: Any, note: bytes, seconds: float, on_return: Callable[[], None]) -> None:
         self.note = note

@@ -48,7 +48,7 @@ class ClientHandshake:
     lease: str | None = None
     """A slot that was taken for this client before it came."""
     subprotocol: str | None = None
-    """`mcp`, where a client of `/mcp` offers it and so waits to hear it."""
+    """`mcp`, where a client of `/mcp` offers it and so expects it in the response."""
 
     @classmethod
     def read(cls, path: str, query: str, header: Callable[[str], str | None]) -> ClientHandshake:

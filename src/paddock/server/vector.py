@@ -1,7 +1,7 @@
 """Many sessions over one socket (`/ws?vector`): each frame is a JSON array of messages.
 
 Every message names its session. Answers that are ready together leave in one frame; a slow, failing
-or refused session delays nobody else's answer.
+or refused session delays no other answer.
 
 A client may choose the token of a session that it opens. It begins with the one of the handshake, and so leads back
 to this process; a repeated `open` then finds what the first has made, although its answer was lost.

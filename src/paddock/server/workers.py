@@ -156,7 +156,7 @@ class SharedSlotCount:
             }
 
     def waiting_before(self, ticket: int) -> int:
-        """An upper bound: where somebody waits ahead of `ticket`, all who wait there count."""
+        """An upper bound: a worker with a client ahead of `ticket` counts with all that wait there."""
         with self._table.locked():
             before = sum(
                 self._table.get(worker, WAITING)
@@ -202,7 +202,7 @@ class SiblingWorkers:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def owner(self, token: str | None) -> int | None:
-        """Which other worker keeps the session of `token`; None if it is this one, or nobody."""
+        """Which other worker keeps the session of `token`; None if it is this one, or none."""
         try:
             worker = int((token or "")[:2], 16)
         except ValueError:
@@ -226,7 +226,7 @@ class SiblingWorkers:
         return self.table.total(WAITING)
 
     def hand_over(self, worker: int, transport: Any, request: bytes) -> bool:
-        """Give the WebSocket of a session to the worker that keeps it. The client gets a 503 if nobody claims it."""
+        """Give the WebSocket of a session to the worker that keeps it. The client gets a 503 if none claims it."""
         return self._hand_offs.hand_over(worker, transport, request)
 
     def offer(self, worker: int, transport: Any, request: bytes, on_return: Callable[[], None]) -> bool:

@@ -67,7 +67,7 @@ class Slots:
         return self._count.in_use()
 
     def take(self, ticket: int | None = None) -> bool:
-        """Take a slot if one is free and nobody waits for it, or nobody longer than the holder of `ticket`."""
+        """Take a slot if one is free and no client waits for it, or none longer than the holder of `ticket`."""
         first = self._queue.first()
         if first is not None and (ticket is None or first.ticket < ticket):
             return False
@@ -177,7 +177,7 @@ class SlotCount(Protocol):
     def capacity(self) -> int: ...
 
     def take(self, ticket: int | None = None) -> bool:
-        """Take a slot if one is free and nobody with an earlier ticket waits."""
+        """Take a slot if one is free and no client with an earlier ticket waits."""
 
     def give_back(self) -> None: ...
 
@@ -196,7 +196,7 @@ class SlotCount(Protocol):
 
 
 class LocalSlotCount:
-    """The count of a server with one process: nobody waits elsewhere."""
+    """The count of a server with one process: no client waits elsewhere."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -200,7 +200,7 @@ class SessionManager:
         self._builds.add(building)
         building.add_done_callback(self._builds.discard)
         try:
-            # Not wait_for: it may swallow a cancellation, and the session would belong to nobody.
+            # Not wait_for: it may swallow a cancellation, and the session would have no owner.
             async with asyncio.timeout(self.limits.step_timeout):
                 environment = await asyncio.shield(building)
         except BaseException as error:
@@ -348,7 +348,7 @@ class SessionManager:
             self._last_reap = now
             for session in list(self._sessions.values()):
                 if session.is_expired(now):
-                    session.close("nobody used it for too long")
+                    session.close("it was idle for too long")
 
     def abandon(self) -> None:
         """The loop has ended without a drain: close all environments on a thread."""

@@ -134,7 +134,7 @@ class Session:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for an answer. A request that was given up may still run, but is not awaited."""
+        """Whether a client waits for an answer. A request that was given up may still run, but is not awaited."""
         return any(work is not None and not work.settled for work in (self.current, *self._overlapping))
 
     def info(self) -> SessionInfo:

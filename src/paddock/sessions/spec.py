@@ -227,7 +227,7 @@ class EnvironmentSpec:
         return hasattr(self.cls, "get_metadata")
 
     def metadata_from(self, described: Any) -> EnvironmentMetadata:
-        """What `get_metadata` returned, in our type whoever's class it is."""
+        """What `get_metadata` returned, in our type, also for classes of OpenEnv."""
         if isinstance(described, BaseModel):
             described = described.model_dump()
         if isinstance(described, dict):

@@ -84,7 +84,7 @@ class NewestRequest:
     newest number matters, and three rules cover every repeat, delay and duplicate:
 
     - The newest number again gets the same answer, and waits for it if the request still runs.
-    - A newer number means that nobody waits for the older one any more: what still runs of it is cancelled.
+    - With a newer number, the client does not wait for the older one any more: what runs of it is cancelled.
     - An older number is refused and never executed. It may arrive late, also after the reset that followed it.
 
     A request goes on when its connection drops, because its client is about to repeat it.

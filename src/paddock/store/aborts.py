@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.25
 MAX_REASON_CHARACTERS = 200
-DEFAULT_REASON = "somebody asked for it to be stopped"
+DEFAULT_REASON = "an abort was requested"
 
 
 class Aborts:
@@ -42,7 +42,7 @@ class Aborts:
             ) from error
 
     def reason_for(self, rollout_id: str) -> str | None:
-        """Why a rollout has to stop; None if nobody requested it."""
+        """Why a rollout has to stop; None without a request."""
         try:
             return self._file(rollout_id).read_text(errors="replace")[:MAX_REASON_CHARACTERS] or DEFAULT_REASON
         except OSError:

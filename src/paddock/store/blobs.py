@@ -87,7 +87,7 @@ def add_reference(connection: sqlite3.Connection, rollout: int, digest: str) -> 
 
 
 def delete_unused(connection: sqlite3.Connection, candidates: list[int]) -> int:
-    """Delete those of `candidates` that nobody refers to or holds; how many."""
+    """Delete unreferenced blobs among `candidates` that no process holds; how many."""
     expired = time.time() - HELD_SECONDS
     unused = f"{UNREFERENCED} AND (held = 0 OR held_at < ?)"
     return sum(

@@ -160,7 +160,7 @@ def _call(values: list[Any], completion: bytes, logprobs: bytes, prompts: dict[i
 
 @cache
 def _temperature(value: float) -> dict[str, Any]:
-    """One shared object per value: calls are many, and nobody changes them."""
+    """One shared object per value: calls are many, and they are never changed."""
     return {"temperature": value}
 
 

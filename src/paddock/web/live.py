@@ -1,4 +1,4 @@
-"""Live updates as server-sent events: one poller of the store for all listeners, and none while nobody listens.
+"""Live updates as server-sent events: one poller of the store for all listeners, and none without listeners.
 
 The poller reads SQLite's `data_version`, which is cheap. When it changes, each listener queries what is new to it.
 """

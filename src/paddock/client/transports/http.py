@@ -162,7 +162,7 @@ class HttpTransport:
         return session is not None
 
     async def _exchange(self, method: str, path: str, content: bytes) -> Any:
-        """The response to one request. If the caller is cancelled, the server is told."""
+        """The response to one request. If the caller is cancelled, the request is cancelled on the server."""
         headers: dict[str, str] = {}
         if self._session is not None:
             self._number += 1
@@ -198,7 +198,7 @@ class HttpTransport:
             if not self._connection.has_sent:
                 raise
             lost = error
-        # A reset that begins an episode may be repeated too: the server evicts an episode that nobody continues.
+        # A reset that begins an episode may be repeated too: the server evicts an episode that no client continues.
         if (headers or method == "GET" or path == "/reset") and self._reconnect.within > 0:
             try:
                 return await Reconnector(self._reconnect).connect(attempt)

@@ -144,7 +144,7 @@ class MultiplexedConnection:
         self.host: str | None = None
         """Which host of a cluster answers, if it is one."""
         self.refusal: PaddockError | None = None
-        """Why nobody accepts this connection: its host is gone, or there is none."""
+        """Why no host accepts this connection: its host is gone, or there is none."""
         self.reconnects = 0
 
     async def open(self) -> bool:
@@ -229,7 +229,7 @@ class MultiplexedConnection:
             session.fail(ClientError("the client was closed"))
 
     def abandon(self) -> bool:
-        """Close without waiting, because nobody holds the client any more. False if there was nothing to close."""
+        """Close without waiting, because the client was garbage-collected. False if there was nothing to close."""
         was_open = not self._closed and (self._socket is not None or self._reconnecting is not None)
         socket = self._detach_socket()
         if socket is not None:

@@ -76,7 +76,7 @@ class PendingRequests:
         return pending
 
     def accept_reply(self, reply: dict[str, Any]) -> bool:
-        """Give a reply to whoever waits for it. False if it replies to no request: then it is about the session."""
+        """Give a reply to its request. False if it replies to no request: then it is about the session."""
         number = reply.get("id")
         if number is not None:
             pending = self._numbered.pop(number, None)

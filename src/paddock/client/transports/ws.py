@@ -137,7 +137,7 @@ class WebSocketTransport:
         self._fail(ClientError("the client was closed"))
 
     def abandon(self) -> bool:
-        """Close without waiting, because nobody holds the client any more. False if there was nothing to close."""
+        """Close without waiting, because the client was garbage-collected. False if there was nothing to close."""
         was_open = not self._closed and (self._socket is not None or self._reconnecting is not None)
         socket = self._detach_socket()
         if socket is not None:
@@ -324,6 +324,6 @@ class WebSocketTransport:
             return await open_socket(address, headers, on_message, self._on_lost, self.timeouts.connect)
         except asyncio.CancelledError:
             if attempt == self._attempt:
-                # Messages of a connection that nobody waits for are ignored.
+                # Messages of a connection without pending requests are ignored.
                 self._attempt += 1
             raise

@@ -1,7 +1,7 @@
 """One HTTP request to a fleet: sent once or with retries; every failure is a `FleetError` that says whether it ran.
 
 Invariant: a response counts as success only if it does not say `success: false`, whatever its status. A caller for
-whom a failure is data (an SQL error, a failed verifier) has to ask for it. Knows no endpoint.
+which a failure is data (an SQL error, a failed verifier) has to ask for it. Knows no endpoint.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Lease:
     address: PlaneAddress
     run_id: str
     is_own_run: bool
-    """Whether this process made up the run id, so that nobody else has instances in the run."""
+    """Whether this process made up the run id, so that no other process has instances in the run."""
     env_key: str
     request_id: str
     """The `X-Request-ID` of its create."""

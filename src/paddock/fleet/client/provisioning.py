@@ -151,7 +151,7 @@ class Provisioning:
             self._is_abandoned = True
             registry.release(lease)
             if not task.done():
-                # Retrieve the exception, which nobody waits for any more.
+                # Retrieve the exception, which no caller awaits any more.
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
                 asyncio.get_running_loop().call_later(ORPHAN_SECONDS, task.cancel)
             raise

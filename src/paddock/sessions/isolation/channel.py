@@ -22,7 +22,7 @@ TRAILER = HEADER.size + STATUS.size
 
 
 class SessionChannel(asyncio.Protocol):
-    """`decode(kind, data)` returns the value of a response, or raises the error that it stands for."""
+    """`decode(kind, data)` returns the value of a response, or raises the error that it encodes."""
 
     def __init__(self, decode: Callable[[bytes, bytes], Any]) -> None:
         self._decode = decode
@@ -67,7 +67,7 @@ class SessionChannel(asyncio.Protocol):
         return dict(self._unanswered)
 
     def is_given_up(self, number: int) -> bool:
-        """Whether the child still executes it, and nobody waits for it any more."""
+        """Whether the child still executes it, and no caller waits for it any more."""
         return number in self._unanswered and self._responses[number].cancelled()
 
     async def close(self, seconds: float) -> bool:

@@ -25,7 +25,7 @@ logger = logging.getLogger("paddock.sessions")
 CLOSE_SECONDS = 10.0
 """How long the environment's own `close` may take."""
 HUNG_CLOSE_SECONDS = 1.0
-"""The same, when a call still runs that nobody waits for."""
+"""The same, when an abandoned call still runs."""
 STOP_SECONDS = 1.0
 """How long an async call may take to end after it was cancelled."""
 
@@ -42,7 +42,7 @@ class RemoteEnvironment:
     _is_hung = False
 
     def decode(self, kind: bytes, data: bytes) -> Any:
-        """The value of a response. Raises the error that it stands for."""
+        """The value of a response. Raises the error that it encodes."""
         raise NotImplementedError
 
     @property
@@ -85,7 +85,7 @@ class RemoteEnvironment:
             return self._channel
 
     def enforce_deadline(self, seconds: float) -> None:
-        """Kill the process if a call that nobody waits for still runs in `seconds`.
+        """Kill the process if an abandoned call still runs after `seconds`.
 
         A call that was cancelled in the child gets `STOP_SECONDS` more.
         """

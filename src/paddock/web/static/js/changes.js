@@ -55,7 +55,7 @@ function fileList(title, files, show) {
   return h("section", { class: "panel" }, h("h2", null, title), h("ul", { class: "file-list" }, rows));
 }
 
-/** What the agent changed, if it can be told from what the task brought. @param {any[]} changes */
+/** What the agent changed, if it differs from what the task brought. @param {any[]} changes */
 function changesOf(changes) {
   const changed = changes.filter((change) => change.kind !== "present");
   if (changed.length) return h("section", { class: "panel" }, h("h2", null, "Changed by the agent"), changed.map(diffBlock));

@@ -8,7 +8,7 @@ const CONTEXT = 3;
 /** @typedef {{kind: "same" | "gone" | "new", text: string}} Line */
 
 /**
- * The lines of both texts, told apart. Where both are too long to compare, all of the first is gone and all of the second new.
+ * The lines of both texts, compared. Where both are too long to compare, all of the first is gone and all of the second new.
  * @param {string} before
  * @param {string} after
  * @returns {Line[]}

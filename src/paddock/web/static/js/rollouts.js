@@ -58,7 +58,7 @@ export function rolloutsView(place, signal) {
   const table = h("div", { class: "grid rollouts", role: "table", "aria-label": "Rollouts" }, h("div", { role: "rowgroup" }, heading), list.element);
   const none = h("div", { hidden: true });
 
-  /** Tell what broke. A store that cannot be read is told once, in place of figures and a table. @param {any} error */
+  /** Show what broke. A store that cannot be read is reported once, in place of figures and a table. @param {any} error */
   function fail(error) {
     if (signal.aborted) return;
     fill(problem, broken(error, show));

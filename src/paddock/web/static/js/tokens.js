@@ -42,8 +42,8 @@ export async function tokensPanel({ id, calls, place, signal, rollout }) {
   const prompt = section(path, "prompt", call.prompt_tokens, details, signal);
   const drift = driftText(call);
   pieces.append(
-    h("section", { "aria-label": "Sampled tokens" }, h("h2", null, `Sampled: ${count(call.completion_tokens)} tokens`), call.completion_tokens ? completion : h("p", { class: "muted" }, "The endpoint told no tokens of its answer.")),
-    h("section", { "aria-label": "Prompt tokens" }, h("h2", null, `Prompt: ${count(call.prompt_tokens)} tokens`, call.shared_tokens ? h("span", { class: "muted" }, `, the first ${count(call.shared_tokens)} are those of ${call.parent}`) : ""), call.prompt_tokens ? prompt : h("p", { class: "muted" }, "The endpoint told no tokens of the prompt.")),
+    h("section", { "aria-label": "Sampled tokens" }, h("h2", null, `Sampled: ${count(call.completion_tokens)} tokens`), call.completion_tokens ? completion : h("p", { class: "muted" }, "The endpoint returned no tokens of its answer.")),
+    h("section", { "aria-label": "Prompt tokens" }, h("h2", null, `Prompt: ${count(call.prompt_tokens)} tokens`, call.shared_tokens ? h("span", { class: "muted" }, `, the first ${count(call.shared_tokens)} are those of ${call.parent}`) : ""), call.prompt_tokens ? prompt : h("p", { class: "muted" }, "The endpoint returned no tokens of the prompt.")),
   );
   return h(
     "div",
@@ -87,12 +87,12 @@ function entropyPlots(columns, call) {
   const some = columns.ids.length < columns.total ? ` (the first ${count(columns.ids.length)})` : "";
   const plots = [];
   if (columns.entropy?.some((/** @type {any} */ value) => value !== null)) {
-    plots.push(h("h2", null, `Entropy over the answer${some}, in nats, from the told alternatives`), linePlot(columns.entropy.map((/** @type {any} */ y, /** @type {number} */ x) => ({ x, y })), { label: `Entropy of each sampled token of ${call.id}`, height: 110, yLow: 0, yText: (y) => y.toFixed(2) }));
+    plots.push(h("h2", null, `Entropy over the answer${some}, in nats, from the reported alternatives`), linePlot(columns.entropy.map((/** @type {any} */ y, /** @type {number} */ x) => ({ x, y })), { label: `Entropy of each sampled token of ${call.id}`, height: 110, yLow: 0, yText: (y) => y.toFixed(2) }));
   }
   if (columns.logprobs) {
     plots.push(h("h2", null, `Logprob of each sampled token${some}`), linePlot(columns.logprobs.map((/** @type {any} */ y, /** @type {number} */ x) => ({ x, y })), { label: `Logprob of each sampled token of ${call.id}`, height: 110, yHigh: 0, yText: (y) => y.toFixed(2) }));
   }
-  return plots.length ? plots : h("p", { class: "muted" }, "The endpoint told no logprobs.");
+  return plots.length ? plots : h("p", { class: "muted" }, "The endpoint returned no logprobs.");
 }
 
 /**
@@ -190,7 +190,7 @@ function shownText(text) {
 /** @param {any} token */
 function tokenDetails(token) {
   const facts = [
-    ["Token", token.text === null ? "text not told" : JSON.stringify(token.text)],
+    ["Token", token.text === null ? "no text" : JSON.stringify(token.text)],
     ["Id", token.id],
     ["Place", `${token.part} ${token.position}`],
     ["Logprob", token.logprob === null ? "–" : `${token.logprob.toFixed(4)} (${percent(Math.exp(token.logprob))})`],
