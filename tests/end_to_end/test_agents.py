@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from paddock.agents import AGENTS, find_agent, load_agent
-from paddock.agents.base import Agent, AgentTools
+from paddock.agents.base import Agent, AgentTools, shell_write
 from paddock.agents.command import CommandAgent
 from paddock.agents.install import NODE_FOLDER
 from paddock.errors import ConfigError
 from paddock.loading import class_in_file
+from paddock.rollouts import RunConfig, Task, run_rollout
+from paddock.tasks.shipped import shipped
 from paddock.testing.agents import check_agent
 from paddock.testing.checks import Result
 from paddock.testing.conformance import failed
@@ -50,6 +52,13 @@ def test_a_shipped_agent_is_as_large_as_it_says(name: str) -> None:
     assert size == pytest.approx(find_agent(name).size_mb, rel=0.25, abs=5)
 
 
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_demo_model_solves_a_task_with_a_shipped_agent(name: str, tmp_path: Path) -> None:
+    task = Task.from_folder(shipped()["refactor"])
+    record = asyncio.run(run_rollout(task, RunConfig(model="demo", agent=name, store=tmp_path)))
+    assert (record.outcome, record.reward) == ("ok", 1.0)
+
+
 def test_the_example_of_a_driver_conforms() -> None:
     """CONTRIBUTING.md tells how to add an agent with it."""
     results = results_of(class_in_file(str(EXAMPLE), "Tiny")())
@@ -61,7 +70,7 @@ def test_the_example_of_a_driver_conforms() -> None:
 
 TOOLS = AgentTools(
     run=lambda command: ("bash", {"command": command}),
-    write=lambda path, text: ("bash", {"command": f"printf %s {shlex.quote(text)} > {path}"}),
+    write=lambda path, text: ("bash", {"command": shell_write(path, text)}),
 )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from paddock.errors import ConfigError
 from paddock.models.replay import ReplayServer, Script, ServedRequest
+from paddock.models.replay.answer import answer
 from paddock.models.replay.tokenizer import Marker, decode, logprob, prompt_ids
 
 TOOLS = [{"type": "function", "function": {"name": "write", "parameters": {"type": "object"}}}]
@@ -590,3 +591,11 @@ def test_an_invalid_script_is_refused_with_the_reason(tmp_path: Any, content: st
 def test_a_missing_script_is_named() -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         Script.load("nowhere.json")
+
+
+def test_a_message_about_the_surroundings_may_come_before_the_instruction() -> None:
+    script = Script.parse({"tasks": [{"when": "hello.py", "turns": [{"text": "first"}, {"text": "second"}]}]})
+    opening = [{"role": "user", "content": "You are on linux."}, {"role": "user", "content": "Write hello.py"}]
+    answered = answer(script, {"messages": [*opening, {"role": "assistant", "content": "first"}]})
+    assert answered is not None
+    assert answered.message["content"] == "second"

@@ -6,6 +6,7 @@ gets a base URL and a key, and the proxy behind that URL records its calls.
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,6 +42,11 @@ class AgentTools:
     """Ends the work. None: a message without a tool call does."""
     call_mcp: Callable[[str, str], ToolUse] | None = None
     """Calls a tool without arguments of an MCP server, given the names of both."""
+
+
+def shell_write(path: str, text: str) -> str:
+    """A shell command that writes a file, for programs without a tool for it."""
+    return f"printf %s {shlex.quote(text)} > {shlex.quote(path)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import orjson
 
-from paddock.agents.base import Agent, AgentRun, AgentTools, Assignment, Report, copy_notes
+from paddock.agents.base import Agent, AgentRun, AgentTools, Assignment, Report, copy_notes, shell_write
 from paddock.agents.equipment import copy_skills
 from paddock.agents.headless import HeadlessRun, read_object
 from paddock.agents.install import fetch_npm_binary, fetch_ripgrep, npm_platform, with_ripgrep
@@ -70,7 +70,7 @@ class Codex(Agent):
     supports_skills: ClassVar[bool] = True
     tools: ClassVar[AgentTools] = AgentTools(
         run=lambda command: ("exec_command", {"cmd": command}),
-        write=lambda path, text: ("exec_command", {"cmd": f"printf %s '{text}' > {path}"}),
+        write=lambda path, text: ("exec_command", {"cmd": shell_write(path, text)}),
         call_mcp=lambda server, tool: (f"mcp__{server}__{tool}", {}),
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import orjson
 
-from paddock.agents.base import Agent, AgentRun, AgentTools, Assignment, Report
+from paddock.agents.base import Agent, AgentRun, AgentTools, Assignment, Report, shell_write
 from paddock.agents.headless import HeadlessRun, read_object
 from paddock.agents.install import fetch_python_tool, program_text, tool_python
 from paddock.limits import ANSWER_SECONDS
@@ -57,7 +57,7 @@ class MiniSweAgent(Agent):
     live_events: ClassVar[bool] = True
     tools: ClassVar[AgentTools] = AgentTools(
         run=lambda command: ("bash", {"command": command}),
-        write=lambda path, text: ("bash", {"command": f"printf %s '{text}' > {path}"}),
+        write=lambda path, text: ("bash", {"command": shell_write(path, text)}),
         finish=("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}),
     )
 

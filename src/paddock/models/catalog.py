@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paddock.config import HF_TOKEN, OPENAI_API_KEY, PADDOCK_MODEL_API_KEY, user_cache_folder
 from paddock.errors import ConfigError
@@ -14,11 +14,12 @@ from paddock.models.listing import list_models
 from paddock.protocol.redact import mask_url
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from paddock.models.endpoint import ModelUrl
 
 HF_ROUTER = "https://router.huggingface.co/v1"
+DEMO = "demo"
 FORMS = (
     "use http(s)://host:port[/v1], vllm://org/repo, hf-router://org/repo:provider, "
     "demo, replay:FILE, local or local:FILE.gguf"
@@ -35,9 +36,11 @@ async def open_model(
     api_key: str | None = None,
     vllm_url: str | None = None,
     hf_token: str | None = None,
+    demo: Mapping[str, Any] | None = None,
     log: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Endpoint]:
-    """A live endpoint while the context is entered. `log` gets a line for each slow step and each choice.
+    """A live endpoint while the context is entered. `log` gets a line for each slow step and each choice. `demo` is
+    the script of the model `demo`; None plays OpenCode's.
 
     http(s)://host[:port][/v1]     a server that runs; without `name`, the first model it lists
     vllm://org/repo                that model on the vLLM server at `vllm_url`
@@ -58,14 +61,14 @@ async def open_model(
         yield _vllm(spec, name, api_key or PADDOCK_MODEL_API_KEY.read(), vllm_url)
     elif spec.startswith("hf-router://"):
         yield _hf_router(spec, name, hf_token or api_key or HF_TOKEN.read())
-    elif spec == "demo" or spec.startswith("replay:"):
+    elif spec == DEMO or spec.startswith("replay:"):
         from paddock.models.replay import ReplayServer
         from paddock.tasks.shipped import replay_file
 
-        file = str(replay_file()) if spec == "demo" else spec.removeprefix("replay:")
+        file = str(replay_file()) if spec == DEMO else spec.removeprefix("replay:")
         if not file:
             raise ConfigError("replay: names no file", hint=FORMS)
-        async with ReplayServer(file) as server:
+        async with ReplayServer(file if spec != DEMO or demo is None else dict(demo)) as server:
             engine = "openai" if server.script.engine == "text" else server.script.engine
             yield Endpoint(server.url, name or server.script.model, label=spec, engine=engine)
     elif spec == "local" or spec.startswith("local:"):

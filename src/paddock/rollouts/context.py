@@ -19,8 +19,10 @@ from paddock.capture.tokens.opening import RenderingSource
 from paddock.capture.upstream import Upstream
 from paddock.errors import ConfigError
 from paddock.models import open_model
+from paddock.models.catalog import DEMO
 from paddock.models.endpoint import Endpoint
 from paddock.models.weight_version import Weights
+from paddock.rollouts.demo import demo_script
 from paddock.rollouts.image_scene import ImageScene
 from paddock.rollouts.loop.agent import LoopAgent, LoopLimits
 from paddock.rollouts.resume import check_batch_exists
@@ -222,7 +224,9 @@ async def open_endpoint(config: RunConfig, log: Callable[[str], None] | None = N
     if isinstance(config.model, Endpoint):
         yield config.model
         return
-    async with open_model(config.model, **config.model_keys(), log=log) as endpoint:
+    agent = make_agent(config)
+    demo = demo_script(agent.name, agent.tools) if config.model == DEMO else None
+    async with open_model(config.model, **config.model_keys(), demo=demo, log=log) as endpoint:
         yield endpoint
 
 

@@ -15,7 +15,7 @@ A script is JSON:
                           {"thinking": "It ran.", "text": "Done."}]}],
      "faults": [{"turn": 1, "status": 429, "retry_after": 3}]}
 
-`tasks`   The first task whose `when` is in the first message of the user is played; "" is in all.
+`tasks`   The first task whose `when` is in what the user says before the first answer is played; "" is in all.
           `{"turns": [...]}` alone is one task for all. A request that matches no task is refused (400).
 `turns`   `tool` and `arguments`, or `tools` for several calls, `text`, `thinking`. The turn that is played is
           the number of assistant messages after the first user message, so requests may come in any order,
@@ -23,7 +23,7 @@ A script is JSON:
           A request without tools, when the task uses tools, is a side call (a title, a summary) and gets a
           short text.
 `faults`  The first that applies is played. `when` and `turn` say where, `times` how often in one conversation
-          (the first user message and the session header name it). Once, if left out, and every time if it
+          (what the user says first and the session header name it). Once, if left out, and every time if it
           only slows an answer down.
             status, code, message, retry_after    an error instead of an answer
             close: true                           the socket is closed without an answer

@@ -17,8 +17,8 @@ from paddock.models.replay.tokenizer import (
     Marker,
     completion_ids,
     count_turns,
-    first_user_text,
     logprob,
+    opening_texts,
     prompt_ids,
     token_bytes,
 )
@@ -58,7 +58,7 @@ class ReplayAnswer:
     turn: int | None
     """The turn of the script; None for a side call that no script has a turn for."""
     task: str = ""
-    """The first message of the user, which names the conversation."""
+    """What the user says before the first answer, which names the conversation."""
 
     @property
     def message(self) -> dict[str, Any]:
@@ -69,8 +69,8 @@ def answer(script: Script, body: dict[str, Any]) -> ReplayAnswer | None:
     """What the script says to a request; None if none of its tasks is for this conversation."""
     messages: list[dict[str, Any]] = body["messages"]
     tools = body.get("tools")
-    first = first_user_text(messages)
-    task = next((task for task in script.tasks if task.when in first), None)
+    opening = "\n".join(opening_texts(messages))
+    task = next((task for task in script.tasks if task.when in opening), None)
     turn: int | None = count_turns(messages)
     if not tools and (any(each.uses_tools for each in script.tasks) if task is None else task.uses_tools):
         scripted: AssistantTurn | RecordedTurn = AssistantTurn(SIDE_TEXT)
@@ -82,14 +82,16 @@ def answer(script: Script, body: dict[str, Any]) -> ReplayAnswer | None:
     if isinstance(scripted, RecordedTurn):
         recorded = list(_recorded_tokens(scripted))
         prompt = scripted.prompt_ids or prompt_ids(messages, tools)
-        return ReplayAnswer(prompt, recorded, scripted.finish_reason, turn, first)
+        return ReplayAnswer(prompt, recorded, scripted.finish_reason, turn, opening)
     prompt = prompt_ids(messages, tools)
     ids = completion_ids(scripted)
     reason = "tool_calls" if scripted.calls else "stop"
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     if isinstance(limit, int) and 0 < limit < len(ids):
         ids, reason = ids[:limit], "length"
-    return ReplayAnswer(prompt, list(_sampled_tokens(ids, len(prompt), turn or 0, script.seed)), reason, turn, first)
+    return ReplayAnswer(
+        prompt, list(_sampled_tokens(ids, len(prompt), turn or 0, script.seed)), reason, turn, opening
+    )
 
 
 def assemble(tokens: Sequence[SampledToken]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from paddock.models.replay.tokenizer import (
     assistant_turn_of,
     canonical_arguments,
     count_turns,
-    first_user_text,
+    opening_texts,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ScriptedFault(StrictModel):
     """A failure to inject into an answer."""
 
     when: str = ""
-    """Only in conversations whose first user message contains this."""
+    """Only in conversations whose opening, the messages of the user before the first answer, contains this."""
     turn: int | None = Field(default=None, ge=0)
     """Only in this turn. None: in any."""
     times: int | None = Field(default=None, ge=1)
@@ -143,7 +143,7 @@ class RecordedTurn:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedTask:
-    """The turns of the conversations whose first user message contains `when`."""
+    """The turns of the conversations whose opening contains `when`."""
 
     when: str
     turns: Mapping[int, AssistantTurn | RecordedTurn]
@@ -262,7 +262,7 @@ def _read_recording(document: dict[str, Any], name: str, *, alone: bool) -> Scri
         messages = _messages(call)
         number = count_turns(messages) if isinstance(messages, list) else len(turns)
         if when is None and isinstance(messages, list):
-            when = first_user_text(messages)
+            when = next(reversed(opening_texts(messages)), "")
         turns.setdefault(number, _recorded_turn(call))
     if not turns:
         raise ConfigError(f"{name} holds no call of an agent that was answered", hint="record a rollout again")

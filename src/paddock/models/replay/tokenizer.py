@@ -10,6 +10,7 @@ them back, so arguments are rendered in one canonical form. Reasoning that an ag
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -217,8 +218,10 @@ def text_of(content: Any) -> str:
     return ""
 
 
-def first_user_text(messages: Sequence[dict[str, Any]]) -> str:
-    return next((text_of(message.get("content")) for message in messages if message.get("role") == "user"), "")
+def opening_texts(messages: Sequence[dict[str, Any]]) -> list[str]:
+    """What the user says before the first answer. Some agents send a message about their surroundings first."""
+    opening = itertools.takewhile(lambda message: message.get("role") != "assistant", messages)
+    return [text_of(message.get("content")) for message in opening if message.get("role") == "user"]
 
 
 def count_turns(messages: Sequence[dict[str, Any]]) -> int:
