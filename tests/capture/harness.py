@@ -14,6 +14,7 @@ import aiohttp
 from capture.scripted_model import ScriptedModel
 from paddock.capture.gate import CallGate
 from paddock.capture.proxy import Capture
+from paddock.capture.recorded.replay import Replay
 from paddock.capture.settings import CaptureSettings
 from paddock.capture.trace import Call
 from paddock.capture.upstream import Upstream
@@ -111,6 +112,7 @@ async def start_proxy(
     classify: Any = None,
     secrets: tuple[str, ...] = (),
     gate: CallGate | None = None,
+    replay: Replay | None = None,
     **changes: Any,
 ) -> AsyncIterator[ProxyUnderTest]:
     recorded: list[Call] = []
@@ -130,6 +132,7 @@ async def start_proxy(
             classify=classify,
             secrets=secrets,
             gate=gate,
+            replay=replay,
         )
         await capture.serve(sock)
         try:
