@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 WORKDIR = HOME / "workdir"
+USER_PROGRAMS = HOME / ".local" / "bin"
+"""Where pip puts programs for a user who is not root. Without an image, it is the last folder of the agent's PATH."""
 LOGS = PurePosixPath("/logs")
 TESTS = PurePosixPath("/tests")
 

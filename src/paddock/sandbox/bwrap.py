@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.errors import SandboxError
 from paddock.processes import SANDBOX_VARIABLE
 from paddock.sandbox import syscall_policy
-from paddock.sandbox.base import TESTS, Mount, host_folder
+from paddock.sandbox.base import TESTS, USER_PROGRAMS, Mount, host_folder
 from paddock.sandbox.bundle import module_text
 from paddock.sandbox.guest.entry import HOME
 from paddock.sandbox.guest_sandbox import sealed_file, write_tests
@@ -117,6 +117,8 @@ class BwrapSandbox(LocalSandbox):
             self.host_paths = (own_folder,)
             write_tests(own_folder / "tests", self.spec.readonly_tests)
             self._mounts.append(Mount(own_folder / "tests", TESTS))
+        else:
+            self._base_env["PATH"] += f":{USER_PROGRAMS}"
         for mount in self._mounts:
             if not mount.source.exists():
                 raise SandboxError(f"{mount.source} cannot be mounted: it does not exist")

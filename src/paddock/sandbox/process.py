@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from paddock.processes import SANDBOX_VARIABLE, end_marked_processes
-from paddock.sandbox.base import LOGS, TESTS, Command, PathMapping, host_folder
+from paddock.sandbox.base import LOGS, TESTS, USER_PROGRAMS, Command, PathMapping, host_folder
 from paddock.sandbox.guest.entry import HOME
 from paddock.sandbox.guest_sandbox import failing_paddock_run, write_tests
 from paddock.sandbox.local import GuestProcess, LocalSandbox, launch_guest, wait_connected
@@ -83,6 +83,8 @@ class ProcessSandbox(LocalSandbox):
         }
         if self.spec.readonly_tests:
             self._base_env["PATH"] = f"{self._folder / 'bin'}:{self._base_env.get('PATH', os.defpath)}"
+        else:
+            self._base_env["PATH"] = f"{self._base_env.get('PATH', os.defpath)}:{self.localize(str(USER_PROGRAMS))}"
 
     def settings(self) -> dict[str, Any]:
         settings = {**super().settings(), "disk_check": "usage", "disk_path": str(self._folder)}

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from paddock.errors import SandboxError
 from paddock.sandbox import syscall_policy
-from paddock.sandbox.base import LOGS, TESTS, PathMapping, host_folder
+from paddock.sandbox.base import LOGS, TESTS, USER_PROGRAMS, PathMapping, host_folder
 from paddock.sandbox.connection import GuestConnection
 from paddock.sandbox.guest.entry import HOME, Entry
 from paddock.sandbox.guest_sandbox import GuestSandbox, failing_paddock_run, non_blocking_socket, remove_paths
@@ -58,7 +58,9 @@ class RemoteSandbox(GuestSandbox):
             "USER": "user",
             "LOGNAME": "user",
             "LANG": "C.UTF-8",
-            "PATH": f"{PADDOCK_RUN_FOLDER}:{SYSTEM_PATH}" if spec.readonly_tests else SYSTEM_PATH,
+            "PATH": f"{PADDOCK_RUN_FOLDER}:{SYSTEM_PATH}"
+            if spec.readonly_tests
+            else f"{SYSTEM_PATH}:{USER_PROGRAMS}",
             "TMPDIR": "/tmp",
         }
 

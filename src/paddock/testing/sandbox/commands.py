@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import PurePosixPath
 from time import perf_counter
 
@@ -13,6 +14,7 @@ from paddock.sandbox.base import Command
 from paddock.testing.sandbox.subject import (
     COMMAND_SECONDS,
     IMMEDIATE_SECONDS,
+    SPEC,
     SandboxSubject,
     require,
     run,
@@ -45,6 +47,14 @@ async def stdin_is_given(subject: SandboxSubject) -> None:
     done = await subject.shared.exec(Command(["cat"], stdin=data), timeout=COMMAND_SECONDS)
     require(done.stdout == data, f"{len(done.stdout)} bytes of {len(data)} came back")
     require((await subject.run("cat")).stdout == b"", "there was something on an empty stdin")
+
+
+@check("without tests, find programs that an installer put into ~/.local/bin", needs=[it_runs_a_command])
+async def user_programs_are_found(subject: SandboxSubject) -> None:
+    make = "mkdir -p ~/.local/bin && printf '#!/bin/sh\\necho here' > ~/.local/bin/made && chmod +x ~/.local/bin/made"
+    async with subject.another(replace(SPEC, readonly_tests={})) as sandbox:
+        done = await run(sandbox, f"{make} && made")
+    require(done.stdout == b"here\n", f"got {done}")
 
 
 @check("a clean environment: HOME, PATH, then spec.env, then the command's", needs=[it_runs_a_command])
