@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from paddock.capture.gate import CallGate
 from paddock.export import export_rollout
 from paddock.models.endpoint import Endpoint
 from paddock.models.replay import ReplayServer
@@ -242,6 +243,30 @@ def test_new_weights_reach_a_rollout_that_is_under_way(stage: Stage, tmp_path: P
     (record,) = run_within(train()).records
     with Store.open(job.store, read_only=True) as store:
         assert [call.admitted_version for call in store.calls(record.rollout_id)] == ["1", "2"]
+
+
+def test_a_pause_reaches_the_rollouts_on_all_nodes(stage: Stage, tmp_path: Path) -> None:
+    weights, gate = Weights("1"), CallGate()
+    job = Job(tmp_path / "store", 3.0, weight_version=weights, gate=gate, n=2, parallel=2)
+
+    async def train() -> BatchResult:
+        await gate.pause()
+        running = asyncio.ensure_future(job.run())
+        await job.until(lambda: len(job.seen) == 2 and all(record.stage == "paused" for record in job.seen.values()))
+        gate.resume()
+        await job.until(lambda: all(record.calls == 1 for record in job.seen.values()))
+        assert (await gate.pause()).in_flight == 0
+        await job.until(lambda: all(record.stage == "paused" for record in job.seen.values()))
+        weights.set("2")
+        gate.resume()
+        return await running
+
+    records = run_within(train(), 90).records
+    assert {record.outcome for record in records} == {"ok"}
+    assert [record.pauses["count"] for record in records] == [2, 2]
+    with Store.open(job.store, read_only=True) as store:
+        for record in records:
+            assert [call.weight_version for call in store.calls(record.rollout_id)] == ["1", "2"]
 
 
 def test_the_loop_works_in_an_environment_on_a_node(stage: Stage, tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ weights can be changed. Use a gate on one event loop only.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from paddock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
 InFlight = Literal["finish", "abort"]
 """What a pause does with calls that are at the engine. `finish` waits for them. `abort` cuts off those of which the
@@ -33,6 +33,19 @@ class PauseReport:
     """Calls that were still there at the timeout. 0: none, so the weights can be changed."""
     finished: int = 0
     aborted: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+
+class RemoteGate(Protocol):
+    """The gates of rollouts on other machines."""
+
+    async def pause(self, in_flight: InFlight, timeout: float | None) -> PauseReport:
+        """As `CallGate.pause`."""
+
+    def resume(self) -> None:
+        """As `CallGate.resume`. It is called once for each pause."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,21 +74,25 @@ class GatedAttempt:
 class CallGate:
     """Open unless it is paused. It may be paused several times; it opens when each pause was resumed."""
 
-    def __init__(self) -> None:
-        self._pauses = 0
+    def __init__(self, pauses: int = 0) -> None:
+        self.pauses = pauses
+        """How many pauses have not been resumed."""
+        self.remotes: set[RemoteGate] = set()
+        """The gates of runs that have rollouts on other machines."""
         self._open = asyncio.Event()
-        self._open.set()
+        if not pauses:
+            self._open.set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._attempts: set[GatedAttempt] = set()
 
     @property
     def is_paused(self) -> bool:
-        return self._pauses > 0
+        return self.pauses > 0
 
     @property
     def in_flight(self) -> int:
-        """Calls at the engine now."""
+        """Calls of this process that are at the engine now."""
         return len(self._attempts)
 
     async def pause(self, in_flight: InFlight = "finish", timeout: float | None = None) -> PauseReport:
@@ -85,30 +102,36 @@ class CallGate:
         this is cancelled."""
         if in_flight not in get_args(InFlight):
             raise ConfigError(f"in_flight is {in_flight!r}", hint="use finish or abort")
-        self._pauses += 1
+        self.pauses += 1
         self._open.clear()
+        try:
+            remote = [each.pause(in_flight, timeout) for each in self.remotes]
+            return add_reports(await asyncio.gather(self._wait_idle(in_flight, timeout), *remote))
+        except BaseException:
+            if self.pauses:
+                self.resume()
+            raise
+
+    async def _wait_idle(self, in_flight: InFlight, timeout: float | None) -> PauseReport:
         running = set(self._attempts)
         if in_flight == "abort":
             for attempt in running:
                 attempt.abort()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
-        except TimeoutError:
-            pass
-        except BaseException:
-            self.resume()
-            raise
         left = running & self._attempts
         aborted = sum(attempt.is_aborted for attempt in running - left)
         return PauseReport(len(left), len(running) - len(left) - aborted, aborted)
 
     def resume(self) -> None:
         """End one pause. Raises ConfigError if there is none."""
-        if not self._pauses:
+        if not self.pauses:
             raise ConfigError("the calls are not paused", hint="call pause first; each pause is resumed once")
-        self._pauses -= 1
-        if not self._pauses:
+        self.pauses -= 1
+        for remote in self.remotes:
+            remote.resume()
+        if not self.pauses:
             self._open.set()
 
     async def wait_open(self) -> None:
@@ -133,3 +156,12 @@ class CallGate:
             self._attempts.discard(attempt)
             if not self._attempts:
                 self._idle.set()
+
+
+def add_reports(reports: Iterable[PauseReport]) -> PauseReport:
+    total = PauseReport(in_flight=0)
+    for each in reports:
+        total = PauseReport(
+            total.in_flight + each.in_flight, total.finished + each.finished, total.aborted + each.aborted
+        )
+    return total

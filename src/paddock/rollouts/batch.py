@@ -189,9 +189,7 @@ class Batch:
         seconds. Agents keep waiting for their answers, and no deadline counts the time.
 
         Calls at the engine finish. With `abort`, those of which the agent has received nothing are cut off, and asked
-        again after `resume`. Pauses can be nested: each needs its own `resume`. Raises ConfigError on Ray."""
-        if self._make_remote is not None:
-            raise ConfigError("rollouts on other machines cannot be paused", hint="leave --engine out")
+        again after `resume`. Pauses can be nested: each needs its own `resume`."""
         return await self.context.gate.pause(in_flight, timeout)
 
     def resume(self, weight_version: Version = None) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paddock.agents.base import AgentBase
+    from paddock.capture.gate import CallGate
     from paddock.capture.settings import CaptureSettings
     from paddock.models.endpoint import Endpoint
     from paddock.models.weight_version import Weights
@@ -158,10 +159,14 @@ class RunConfig:
 
     A stalled call is cut off and tried again. By default it is cut off after 300 s only."""
 
+    gate: CallGate | None = field(default=None, metadata={**ON_THIS_MACHINE, **NO_OPTION})
+    """Pauses model calls: `gate.pause()` and `gate.resume()` while the rollouts run.
+
+    None: only `Batch.pause` can pause them."""
     pause_timeout: float | None = field(default=None, metadata=NO_OPTION)
     """Seconds after which a call that is paused has failed. Default: as long as the agent waits for answers.
 
-    Calls are paused by `Batch.pause`, for example while a trainer changes the weights."""
+    A trainer pauses calls while it changes the weights."""
 
     # -- the batch ----------------------------------------------------------------------------------
 

@@ -106,6 +106,7 @@ class RunContext:
             upstream,
             sessions,
             Weights.of(config.weight_version),
+            config.gate or CallGate(),
             secrets=(*config.secrets, *secrets),
         )
 

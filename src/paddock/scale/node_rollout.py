@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paddock.capture.gate import CallGate
 from paddock.capture.upstream import Upstream
 from paddock.errors import StoreError
 from paddock.models.weight_version import Weights
@@ -28,6 +29,7 @@ from paddock.sandbox import find_backend
 from paddock.scale.cluster import ray_module
 from paddock.scale.driver_images import fetch_driver_images
 from paddock.scale.node_link import LinkLost, LinkMessage, NodeLink, connect_to_driver
+from paddock.scale.remote_pauses import pause_on_node
 from paddock.scale.rollout_service import RolloutTicket, is_loopback_url, tunnel
 from paddock.store import Store
 from paddock.store.blobs import digest_of
@@ -62,7 +64,6 @@ class RolloutJob:
     endpoint: Endpoint
     env: str | Callable[[], Any] | None = field(default=None, repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
-    weight_version: str | None = None
     fork: ForkPoint | None = None
     """The recorded rollout that it replays, which is not in the node's store."""
     recorded: RecordedCalls | None = None
@@ -80,7 +81,7 @@ async def _connect_and_run(ticket: RolloutTicket) -> None:
         with suppress(LinkLost, TimeoutError):
             message = await link.receive()
             try:
-                await _run_job(ticket, link, ray_module().cloudpickle.loads(message.raw))
+                await _run_job(ticket, link, ray_module().cloudpickle.loads(message.raw), message.value)
             except LinkLost:
                 raise
             except Exception as error:
@@ -98,7 +99,7 @@ def describe_worker() -> dict[str, Any]:
     return {"node": node, "address": ray.util.get_node_ip_address(), "pid": os.getpid()}
 
 
-async def _run_job(ticket: RolloutTicket, link: NodeLink, job: RolloutJob) -> None:
+async def _run_job(ticket: RolloutTicket, link: NodeLink, job: RolloutJob, state: dict[str, Any]) -> None:
     buffer = MessageBuffer()
     async with AsyncExitStack() as stack:
         store = await asyncio.to_thread(_open_store, buffer)
@@ -107,14 +108,12 @@ async def _run_job(ticket: RolloutTicket, link: NodeLink, job: RolloutJob) -> No
         endpoint = job.endpoint
         if is_loopback_url(endpoint.url):
             endpoint = replace(endpoint, url=await stack.enter_async_context(tunnel(ticket, endpoint.url)))
-        if find_backend(job.config.sandbox).supports_dockerfiles:
-            await fetch_driver_images(job.task, ticket)
-        weights = Weights(job.weight_version)
-        config = replace(job.config, env=job.env, weight_version=weights)
+        weights, gate = Weights(state["weight_version"]), CallGate(state["pauses"])
+        config = replace(job.config, env=job.env, weight_version=weights, gate=gate)
         context = RunContext.create(config, endpoint=endpoint, store=store, upstream=upstream, secrets=job.secrets)
         rollout = Rollout(job.task, context, record=job.record, fork=job.fork, recorded=job.recorded)
-        running = asyncio.ensure_future(rollout.run())
-        orders = asyncio.ensure_future(_handle_orders(link, rollout, running, weights))
+        running = asyncio.ensure_future(_run_with_images(rollout, ticket))
+        orders = asyncio.ensure_future(_handle_orders(link, rollout, running))
         sending = asyncio.ensure_future(buffer.send_forever(link))
         try:
             await asyncio.wait((running, orders, sending), return_when=asyncio.FIRST_COMPLETED)
@@ -135,6 +134,12 @@ async def _run_job(ticket: RolloutTicket, link: NodeLink, job: RolloutJob) -> No
         await buffer.flush(link)
 
 
+async def _run_with_images(rollout: Rollout, ticket: RolloutTicket) -> None:
+    if find_backend(rollout.context.config.sandbox).supports_dockerfiles:
+        await fetch_driver_images(rollout.task, ticket)
+    await rollout.run()
+
+
 def _open_store(buffer: MessageBuffer) -> NodeStore:
     store = NodeStore.open(node_folder())
     assert isinstance(store, NodeStore)
@@ -143,18 +148,23 @@ def _open_store(buffer: MessageBuffer) -> NodeStore:
     return store
 
 
-async def _handle_orders(link: NodeLink, rollout: Rollout, running: asyncio.Future[Any], weights: Weights) -> None:
+async def _handle_orders(link: NodeLink, rollout: Rollout, running: asyncio.Future[Any]) -> None:
     """Carry out what the driver sends while the rollout runs. Raises LinkLost when the driver is gone."""
-    aborting: set[asyncio.Task[None]] = set()
+    tasks: set[asyncio.Task[None]] = set()
+    gate = rollout.context.gate
     while True:
         message = await link.receive()
         match message.kind:
             case "abort":
-                aborting.add(asyncio.ensure_future(rollout.abort(message.value)))
+                tasks.add(asyncio.ensure_future(rollout.abort(message.value)))
             case "cancel":
                 running.cancel()
             case "weights":
-                weights.set(message.value)
+                rollout.context.weights.set(message.value)
+            case "pause":
+                tasks.add(asyncio.ensure_future(pause_on_node(link, gate, message.value)))
+            case "resume":
+                gate.resume()
 
 
 # -- the store --------------------------------------------------------------------------------------------

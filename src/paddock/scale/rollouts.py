@@ -22,6 +22,7 @@ from paddock.scale.cluster import ClusterHead, Resources, connect, disconnect, r
 from paddock.scale.node_link import LinkLost, LinkMessage, NodeLink
 from paddock.scale.node_rollout import RolloutJob, run_rollout_task
 from paddock.scale.placement import ClusterNodes, RolloutPlacement
+from paddock.scale.remote_pauses import RemotePauses
 from paddock.scale.rollout_service import RolloutService, is_loopback_url
 from paddock.shielded import run_shielded
 from paddock.store.outcome import Outcome
@@ -81,7 +82,7 @@ class RayBackend:
                 batch_placement = BatchPlacement(
                     ray.remote(**self._options())(run_rollout_task), service, nodes, self, context
                 )
-                async with batch_placement.publish_weights(), head.cancel_on_failure():
+                async with batch_placement.publish_changes(), head.cancel_on_failure():
                     yield partial(RayRun, batch_placement)
         finally:
             if joined_here:
@@ -113,6 +114,7 @@ class BatchPlacement:
         self._task = task
         self._links: set[NodeLink] = set()
         self._weights = context.weights
+        self.pauses = RemotePauses(context.weights)
 
     def place(self, record: RolloutRecord) -> RolloutPlacement:
         member = f"{record.task_id}/{record.member}"
@@ -128,10 +130,13 @@ class BatchPlacement:
             context.endpoint,
             context.config.env,
             context.secrets,
-            self._weights.current(),
             fork,
             None if fork is None else await rollout.read_recorded(fork),
         )
+
+    def describe_state(self) -> dict[str, Any]:
+        """What changes while a rollout runs."""
+        return {"weight_version": self._weights.current(), "pauses": self.context.gate.pauses}
 
     @contextmanager
     def attached(self, link: NodeLink) -> Iterator[None]:
@@ -139,17 +144,21 @@ class BatchPlacement:
         self._links.add(link)
         self.nodes.record_start()
         try:
-            yield
+            with self.pauses.attached(link):
+                yield
         finally:
             self._links.discard(link)
             self.nodes.record_end()
 
     @asynccontextmanager
-    async def publish_weights(self) -> AsyncIterator[None]:
+    async def publish_changes(self) -> AsyncIterator[None]:
+        """New weights and pauses go to all nodes."""
         polling = asyncio.ensure_future(self._poll_weights())
+        self.context.gate.remotes.add(self.pauses)
         try:
             yield
         finally:
+            self.context.gate.remotes.discard(self.pauses)
             polling.cancel()
 
     async def _poll_weights(self) -> None:
@@ -190,9 +199,8 @@ class RayRun:
         placement = self._batch.place(record)
         try:
             link = self._link = await placement.start()
-            with self._batch.attached(link):
-                async with link.keep_alive():
-                    await self._run_on_node(link, placement)
+            async with link.keep_alive():
+                await self._run_on_node(link, placement)
         except asyncio.CancelledError:
             head = self._batch.nodes.head
             if head is not None and head.failure is not None:
@@ -212,8 +220,11 @@ class RayRun:
         try:
             self._rollout.record.metadata["node"] = placement.worker = (await link.receive()).value
             job = await self._batch.make_job(self._rollout)
-            link.send("job", raw=await asyncio.to_thread(ray_module().cloudpickle.dumps, job))
-            await self._store_reports(link)
+            raw = await asyncio.to_thread(ray_module().cloudpickle.dumps, job)
+            # The job comes with the weights and the pauses of this moment; changes follow it.
+            with self._batch.attached(link):
+                link.send("job", self._batch.describe_state(), raw)
+                await self._store_reports(link)
             placement.finished = True
         except LinkLost as error:
             raise SandboxError(await placement.explain_loss(str(error))) from error
@@ -232,6 +243,9 @@ class RayRun:
         """Store what the node reports, to the end. Raises LinkLost, and SandboxError if the node cannot run it."""
         while True:
             message = await link.receive()
+            if message.kind == "paused":
+                self._batch.pauses.record_report(link, message)
+                continue
             try:
                 await self._store_report(message)
             except StoreError as error:
