@@ -8,9 +8,9 @@ import pytest
 from capture.harness import TOOLS, run
 from capture.token_engine import tool_call
 from capture.tokens.harness import LISTING, SYSTEM, continues, send, token_proxy
-from paddock.capture.recorded.replay import Edit
+from paddock.capture.recorded.replay import Edit, Replay
 from paddock.capture.trace import Call
-from paddock.rollouts.fork import ForkPoint, make_replay
+from paddock.rollouts.fork import read_messages
 
 USER = {"role": "user", "content": "List the rollouts."}
 
@@ -41,7 +41,7 @@ async def play(proxy: Any, count: int) -> list[Call]:
 def test_a_fork_continues_the_recorded_ids(at: int | None) -> None:
     async def body() -> None:
         recorded = await record(3)
-        replay = make_replay(ForkPoint(source="r1", at=at), recorded)
+        replay = Replay("r1", recorded, read_messages, at=at)
         async with token_proxy(lambda prompt, calls: listing(prompt, 7), replay=replay) as proxy:
             calls = await play(proxy, 4)
             first = 3 if at is None else at
@@ -62,7 +62,7 @@ def test_a_fork_continues_the_recorded_ids(at: int | None) -> None:
 def test_an_answer_that_was_written_by_hand_has_no_ids_to_continue() -> None:
     async def body() -> None:
         answer = {"tool_calls": [{"id": "x", "function": {"name": "bash", "arguments": "{}"}}]}
-        replay = make_replay(ForkPoint(source="r1", at=1, edit=Edit(answer=answer)), await record(2))
+        replay = Replay("r1", await record(2), read_messages, at=1, edit=Edit(answer=answer))
         async with token_proxy(lambda prompt, calls: listing(prompt, 7), replay=replay) as proxy:
             calls = await play(proxy, 3)
             assert (calls[2].token_mode or {})["render"] == "full"

@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from paddock.capture.tokens.history import History
+from paddock.capture.tokens.rendering import plain_text
 from paddock.capture.tokens.request import TokenCall, TokenModeRefusal, check_request, find_images
 from paddock.errors import PaddockError
 
@@ -17,13 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paddock.capture.engines import InferenceEngine
-    from paddock.capture.tokens.history import Lookup
+    from paddock.capture.tokens.history import AnsweredCall, Lookup
     from paddock.capture.tokens.opening import RenderingSource
     from paddock.capture.tokens.rendering import Rendering
     from paddock.capture.trace import Call
 
 FIRST, BRIDGE, FULL, ENGINE = "first", "bridge", "full", "engine"
 """How a prompt was made: the first of a conversation, an extension, rendered as a whole, or by the engine."""
+
+LONG_TEXT_CHARACTERS = 10_000
+"""New messages that are longer are rendered on a thread: that takes longer than the hand-off to it."""
 
 
 class TokenConversations:
@@ -53,7 +57,7 @@ class TokenConversations:
         tools = offered_tools(chat)
         lookup = self._history.find(messages, tools)
         try:
-            prompt = await asyncio.to_thread(self._make_prompt, call, rendering, lookup, messages, tools)
+            prompt = await self._make_prompt(call, rendering, lookup, messages, tools)
         except Exception as error:
             message = f"the renderer {rendering.family} cannot render this conversation: {error}"
             raise TokenModeRefusal(message) from error
@@ -84,7 +88,7 @@ class TokenConversations:
             prompt, sampled = call.prompt_token_ids, call.completion_token_ids
             self._history.add(lookup, call.id, prompt, sampled, call.message)
 
-    def _make_prompt(
+    async def _make_prompt(
         self,
         call: Call,
         rendering: Rendering,
@@ -92,30 +96,43 @@ class TokenConversations:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
     ) -> list[int]:
-        turn = lookup.turn
         described: dict[str, Any] = {"renderer": rendering.family}
         call.token_mode = described
-        if turn is not None:
-            extended = rendering.extend(turn.prompt, turn.sampled, turn.answer, messages[turn.size :], tools)
-            if extended is not None and _begins_with(extended, turn.prompt, turn.sampled):
-                described |= {"render": BRIDGE, "continues": turn.call_id}
+        before = lookup.answered
+        if before is not None:
+            extended = await self._extend(rendering, before, messages[before.size :], tools)
+            if extended is not None and _begins_with(extended, before.prompt, before.sampled):
+                described |= {"render": BRIDGE, "continues": before.call_id}
                 if lookup.is_branch:
-                    described |= {"branch": True, "reason": f"{turn.call_id} was continued in another way before"}
+                    described |= {"branch": True, "reason": f"{before.call_id} was continued in another way before"}
                 return extended
         change = describe_change(lookup, messages)
         if change is not None:
             described |= {"render": FULL, "branch": True, "reason": change}
-        elif turn is not None:
-            reason = f"the renderer {rendering.family} has no exact extension of {turn.call_id} by these messages"
+        elif before is not None:
+            reason = f"the renderer {rendering.family} has no exact extension of {before.call_id} by these messages"
             described |= {"render": FULL, "reason": reason}
         else:
             described |= {"render": FIRST}
-        return rendering.render(messages, tools)
+        return await asyncio.to_thread(rendering.render, messages, tools)
+
+    @staticmethod
+    async def _extend(
+        rendering: Rendering,
+        before: AnsweredCall,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+    ) -> list[int] | None:
+        arguments = (before.prompt, before.sampled, before.answer, messages, tools)
+        characters = sum(len(plain_text(message.get("content"))) for message in messages)
+        if characters > LONG_TEXT_CHARACTERS:
+            return await asyncio.to_thread(rendering.extend, *arguments)
+        return await rendering.run(rendering.extend, *arguments)
 
 
 def describe_change(lookup: Lookup, messages: list[dict[str, Any]]) -> str | None:
     """How the messages differ from those that produced ids; None if they begin or continue a conversation."""
-    answered = 0 if lookup.turn is None else lookup.turn.size
+    answered = 0 if lookup.answered is None else lookup.answered.size
     if not lookup.shared or lookup.shared == answered or lookup.shared == len(messages):
         return None
     role = messages[lookup.shared].get("role")

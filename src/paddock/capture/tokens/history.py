@@ -46,7 +46,7 @@ class Lookup:
 
     chain: list[bytes]
     """A digest of the tools, then one of each longer history."""
-    turn: AnsweredCall | None = None
+    answered: AnsweredCall | None = None
     """The longest answered history that the messages begin with."""
     shared: int = 0
     """How many leading messages some earlier call had too."""
@@ -77,8 +77,8 @@ class History:
         for size in range(last, 0, -1):
             if not lookup.shared and chain[size] in self._prefixes:
                 lookup.shared = size
-            if size < last and (turn := self._matching(chain[size], messages)) is not None:
-                lookup.turn = turn
+            if size < last and (answered := self._matching(chain[size], messages)) is not None:
+                lookup.answered = answered
                 lookup.is_branch = chain[size] in self._extended and chain[last] not in self._prefixes
                 self._extended.add(chain[size])
                 break
@@ -90,7 +90,7 @@ class History:
         """Remember what a call sampled."""
         digest = _digest(lookup.chain[-1], message_key(answer))
         reasoning = _squeeze(answer.get("reasoning_content")).encode()
-        turn = AnsweredCall(call_id, prompt, sampled, answer, reasoning, len(lookup.chain), lookup.turn)
+        turn = AnsweredCall(call_id, prompt, sampled, answer, reasoning, len(lookup.chain), lookup.answered)
         self._turns.setdefault(digest, []).append(turn)
         self._prefixes.add(digest)
 
