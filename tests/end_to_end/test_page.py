@@ -5,11 +5,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, WebSocket, expect
 
-from paddock.capture.trace import Event
+from paddock.capture.trace import Call, Event
 from paddock.store import Store
 from paddock.store.outcome import Outcome
 from paddock.store.record import RolloutRecord
@@ -157,6 +158,40 @@ def test_differing_rollouts_show_where_they_differ(page: Page, ids: dict[str, st
     go(page, f"#/compare/{ids['solve']}/{ids['wrong']}")
     expect(page.locator(".token.parted")).to_have_count(2)
     expect(page.get_by_text("then differ in")).to_be_visible()
+
+
+def test_a_tree_shows_its_branches_and_compares_two(browser: Browser, tmp_path: Path) -> None:
+    def call(index: int, sampled: list[int], text: str, **more: Any) -> Call:
+        request = {"messages": [{"role": "user", "content": "Try."}, *({"role": "user", "content": "On."},) * index]}
+        texts = {"tokens": [f"<{number}>" for number in sampled], "logprobs": [-0.5] * len(sampled)}
+        return Call(
+            f"c{index}", index, request=request, prompt_token_ids=[1, *[2] * index], completion_token_ids=sampled,
+            message={"role": "assistant", "content": text}, started=1.0, ended=2.0, **texts, **more,
+        )  # fmt: skip
+
+    with Store.open(tmp_path) as store:
+        first = [call(0, [7], "Look."), call(1, [8], "Solved.")]
+        fork = [call(0, [7], "Look.", replayed_from="r-first/c0", is_copy=True), call(1, [9], "Lost.")]
+        for name, calls, reward, of in (("r-first", first, 1.0, {}), ("r-fork", fork, 0.0, {"source": "r-first"})):
+            record = RolloutRecord(name, "task", fork={**of, "at": 1} if of else {}, calls=2)
+            store.begin(record)
+            for each in calls:
+                store.save_call(name, each)
+                store.add_event(name, Event(1.0, "call", {"call": each.id}))
+            record.outcome, record.reward = Outcome.OK, reward
+            store.finish(record)
+    with paddock("view", "--store", str(tmp_path), "--no-open") as url, a_page(browser, url) as page:
+        go(page, "#/rollouts/r-first/tree")
+        expect(page.locator(".branches tbody tr")).to_have_count(2)
+        expect(page.locator(".branch .leaf")).to_have_count(2)
+        expect(page.locator("tbody tr").nth(1)).to_contain_text("from c1")
+        for box in page.get_by_role("checkbox").all():
+            box.check()
+        page.get_by_role("button", name="Compare two").click()
+        expect(page.locator(".token.parted")).to_have_text(["<8>", "<9>"])
+        expect(page.locator(".side-by-side .item")).to_contain_text(["Solved.", "Lost."])
+        go(page, "#/rollouts/r-fork/tree")
+        expect(page.locator("tr[aria-current]")).to_contain_text("r-fork")
 
 
 # -- one rollout ------------------------------------------------------------------------------------

@@ -282,6 +282,25 @@ def test_changes_are_shown_against_the_files_of_any_task(tmp_path: Path) -> None
     app.state.page.close()
 
 
+def test_the_tree_has_parents_branch_points_and_rewards(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        for name, source, reward in (("r-one", None, 1.0), ("r-two", "r-one", 0.25), ("r-three", "r-two", None)):
+            fork = {"source": source, "at": 1} if source else {}
+            record = RolloutRecord(name, "task", outcome=Outcome.OK, reward=reward, fork=fork)
+            store.begin(record)
+            store.finish(record)
+        store.delete(["r-two"])
+    app = create_view_app(ReadStore(tmp_path), Access(token=TOKEN))
+    tree = Browser(app).api("rollouts/r-three/tree")["branches"]
+    app.state.page.close()
+    assert [(each["rollout_id"], each["parent"], each["at"]) for each in tree] == [
+        ("r-one", None, None),
+        ("r-two", "r-one", 1),
+        ("r-three", "r-two", 1),
+    ]
+    assert [(each["reward"], each["is_pruned"]) for each in tree] == [(1.0, False), (None, True), (None, False)]
+
+
 # -- two rollouts ---------------------------------------------------------------------------------
 
 

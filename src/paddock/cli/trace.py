@@ -14,6 +14,7 @@ from paddock.cli import note, print_json
 from paddock.cli.trace_changes import print_changes, print_changes_of
 from paddock.cli.trace_delete import prune_command, remove_command
 from paddock.cli.trace_export import command as export_command
+from paddock.cli.trace_tree import print_tree
 from paddock.errors import SandboxError, StoreError
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def show_command(
         print_logs(record)
         print_calls(calls)
         print_changes(opened, record, calls)
+        print_tree(opened.tree(record.rollout_id), record.rollout_id)
     return 0
 
 

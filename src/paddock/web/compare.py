@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 CONTEXT_TOKENS = 24
 """Tokens before the first that differs."""
+FOLLOWING_ITEMS = 30
+"""Items of each transcript from the first that differs."""
 OTHER_ROLES = ("title", "retried", "compaction", "subagent")
 
 
@@ -73,6 +75,7 @@ def _first_difference(
                 "index": index,
                 "where": where,
                 "offset": offset,
+                "shared_tokens": offset + (0 if where == "prompt" else a.prompt_tokens),
                 "a": _token_context(connection, first, ids_a, offset),
                 "b": _token_context(connection, second, ids_b, offset),
             }
@@ -89,6 +92,7 @@ def _first_difference(
         "index": index,
         "where": "completion",
         "offset": 0,
+        "shared_tokens": head.prompt_tokens,
         "a": continuation if longer is first else ends,
         "b": continuation if longer is second else ends,
     }
@@ -111,7 +115,7 @@ def _token_context(
 
 
 def _messages(first: LoadedRollout, second: LoadedRollout) -> dict[str, Any] | None:
-    """The first items of the transcripts that differ; notes are skipped."""
+    """The first items of the transcripts that differ, and what follows in both; notes are skipped."""
     a, b = _comparable_items(first), _comparable_items(second)
     at = next(
         (at for at, (one, other) in enumerate(zip(a, b, strict=False)) if _content(one) != _content(other)), None
@@ -120,7 +124,13 @@ def _messages(first: LoadedRollout, second: LoadedRollout) -> dict[str, Any] | N
         if len(a) == len(b):
             return None
         at = min(len(a), len(b))
-    return {"a": a[at] if at < len(a) else None, "b": b[at] if at < len(b) else None, "same": at}
+    return {
+        "a": a[at] if at < len(a) else None,
+        "b": b[at] if at < len(b) else None,
+        "same": at,
+        "after": {"a": a[at : at + FOLLOWING_ITEMS], "b": b[at : at + FOLLOWING_ITEMS]},
+        "left": {"a": max(len(a) - at - FOLLOWING_ITEMS, 0), "b": max(len(b) - at - FOLLOWING_ITEMS, 0)},
+    }
 
 
 def _comparable_items(rollout: LoadedRollout) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from paddock.store import search
-from paddock.web import call_changes, calls, compare, detail, live, parameters, share, stats, tokens
+from paddock.web import branches, call_changes, calls, compare, detail, live, parameters, share, stats, tokens
 from paddock.web.read_store import ROLLOUTS, ReadStore, summaries
 from paddock.web.responses import PageConflict, PageError, event_stream, handle_errors, json_response
 
@@ -56,6 +56,7 @@ class RolloutRoutes:
             (f"{one}/calls/{{call}}/tokens", self.tokens),
             (f"{one}/calls/{{call}}/changes", self.call_changes),
             (f"{one}/entropy", self.entropy),
+            (f"{one}/tree", self.tree),
             (f"{one}/files", self.files),
             (f"{one}/changes", self.changes),
             (f"{one}/snapshots", self.snapshots),
@@ -138,6 +139,9 @@ class RolloutRoutes:
         if call is None:
             raise PageError("no call is named", hint="give call=c0")
         return json_response(request, await self._with(request, tokens.uncertainty_curve, call))
+
+    async def tree(self, request: Request) -> Response:
+        return json_response(request, await self._with(request, branches.describe_tree))
 
     async def files(self, request: Request) -> Response:
         parameters.check_names(request, ("path", "of"))

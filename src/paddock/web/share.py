@@ -11,7 +11,7 @@ import hashlib
 import re
 from typing import TYPE_CHECKING, Any
 
-from paddock.web import call_changes, calls, detail, tokens
+from paddock.web import branches, call_changes, calls, detail, tokens
 from paddock.web.responses import PageError, encode_json
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def collect_answers(connection: sqlite3.Connection, rollout: LoadedRollout, abou
         base: whole,
         f"{base}/transcript": {"items": rollout.items, "next": len(rollout.items), "done": True},
         f"{base}/calls": {"calls": call_rows},
+        f"{base}/tree": branches.describe_tree(connection, rollout),
     }
     size = len(encode_json(answers))
     left_out: list[str] = []

@@ -13,6 +13,7 @@ import { stepPanel } from "./steps.js";
 import { timelinePanel } from "./timeline.js";
 import { tokensPanel } from "./tokens.js";
 import { transcriptPanel } from "./transcript.js";
+import { treePanel } from "./tree.js";
 
 /**
  * What a tab is given.
@@ -26,6 +27,7 @@ const TABS = [
   { name: "timeline", title: "Timeline", draw: timelinePanel },
   { name: "graph", title: "Calls", draw: graphPanel },
   { name: "tokens", title: "Tokens", draw: tokensPanel },
+  { name: "tree", title: "Tree", draw: treePanel },
   { name: "verifier", title: "Verifier", draw: verifierPanel },
   { name: "files", title: "Files", draw: changesPanel },
   { name: "sandbox", title: "Sandbox", draw: sandboxPanel },

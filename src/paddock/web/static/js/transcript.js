@@ -101,8 +101,8 @@ function toggle(item) {
   if (fold) fold.open = !fold.open;
 }
 
-/** @param {any} item @param {string} id */
-function itemElement(item, id) {
+/** One entry of a transcript. @param {any} item @param {string} id of its rollout */
+export function itemElement(item, id) {
   const side = item.role && !["agent", "system", "user", "assistant", "tool"].includes(item.role) ? item.role : null;
   const { title, body, kind } = described(item);
   return h(
