@@ -22,6 +22,7 @@ import click
 from paddock.cli import note, plural, print_json
 from paddock.cli.interrupts import run_async
 from paddock.cli.shadow import find_shadow, version_of
+from paddock.cli.store_options import store_option
 from paddock.config import E2B_API_KEY, E2B_API_URL, PADDOCK_IMAGE_CACHE_LIMIT, PADDOCK_OPENCODE, VARIABLES
 from paddock.distribution import NAME, VERSION
 from paddock.distribution import install_command as extra_command
@@ -77,7 +78,7 @@ class Finding:
 
 @click.command("doctor")
 @click.option("--clean", is_flag=True, help="Clean up after a killed Paddock: end its sandboxes, close its rollouts.")
-@click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
+@store_option()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def command(clean: bool, store: Path | None, as_json: bool) -> int:
     """Check what this machine has and lacks. The exit code is 1 if there is a problem."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from paddock.cli import note, plural, print_json
 from paddock.cli.interrupts import raise_on_interrupt
+from paddock.cli.store_options import store_option
 from paddock.config import E2B_API_KEY
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paddock.e2b_server.server import E2bServerAddress
 
 
@@ -46,9 +48,7 @@ def command() -> None:
 @click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
 @click.option("--max-sandboxes", type=click.IntRange(min=1), default=20, show_default=True, help="Sandboxes at once.")
 @click.option("--api-key", help="The key that clients must send. Better: E2B_API_KEY. Default: a random one.")
-@click.option(
-    "--store", type=click.Path(path_type=Path), help="The store that records the sandboxes. Also: PADDOCK_STORE."
-)
+@store_option("The store that records the sandboxes.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),

@@ -20,6 +20,7 @@ from paddock.cli import note, plural, print_json, refuse_unused
 from paddock.cli.fleet_plane import default_state, envs, ls, publish_address, report, rm, state_option
 from paddock.cli.fleet_run import run
 from paddock.cli.interrupts import interruptible, raise_on_interrupt
+from paddock.cli.store_options import store_option
 from paddock.config import FLEET_API_KEY
 from paddock.errors import ConfigError, TargetError
 
@@ -78,9 +79,7 @@ def command() -> None:
 )
 @click.option("--faults", is_flag=True, help="Offer /_lab/faults, which injects faults. Loopback only.")
 @click.option("--web", is_flag=True, help="Serve the web page at /web/.")
-@click.option(
-    "--store", type=click.Path(path_type=Path), help="The store whose rollouts the page shows. Also: PADDOCK_STORE."
-)
+@store_option("The store whose rollouts the page shows.")
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),

@@ -17,6 +17,7 @@ import click
 
 from paddock.cli import note, print_json
 from paddock.cli.interrupts import run_async
+from paddock.cli.store_options import store_option
 from paddock.config import FLEET_API_KEY, FLEET_BASE_URL
 from paddock.errors import ConfigError
 
@@ -266,7 +267,7 @@ async def end_instances(address: PlaneAddress, instance_ids: tuple[str, ...], ru
 @click.option("--batch", "batch_id", help="Only rollouts of this batch.")
 @click.option("--env", "env_key", help="Only rollouts of this environment.")
 @click.option("--hours", type=float, help="Only rollouts of the last HOURS hours.")
-@click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
+@store_option()
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def report(batch_id: str | None, env_key: str | None, hours: float | None, store: Path | None, as_json: bool) -> None:
     """Summarize rollouts: outcomes, errors by environment, provisioning times."""

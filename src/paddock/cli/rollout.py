@@ -17,6 +17,7 @@ from paddock.cli import INTERRUPTED, note, plural, print_error, print_json, refu
 from paddock.cli.field_options import field_options, read_field_options
 from paddock.cli.interrupts import restored_handlers, run_async
 from paddock.cli.rollout_fork import fork_command
+from paddock.cli.store_options import store_option
 from paddock.cli.task_selection import select_tasks, selection_options, set_options
 from paddock.errors import ConfigError, TaskError
 from paddock.rollouts.config import RunConfig
@@ -259,7 +260,7 @@ def load_one_task(spec: str) -> Task:
     "--sandbox", default="bwrap", show_default=True, help="bwrap, docker, e2b, or process (isolates nothing)."
 )
 @click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
-@click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
+@store_option()
 @click.option("--json", "as_json", is_flag=True, help="Print the score as JSON.")
 def reverify_command(
     rollout_id: str,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.capture.recorded.replay import FIDELITY_POLICIES, FidelityPolicy
+from paddock.cli.store_options import store_option
 from paddock.errors import ConfigError
 from paddock.rollouts.config import BACKENDS, LOCAL, RunConfig
 
@@ -51,7 +52,7 @@ ENVIRONMENT = "environment"
 @click.option("--ray-address", help="The Ray cluster. Default: RAY_ADDRESS, or one is started on this machine.")
 @click.option("--resume", metavar="BATCH", help="Go on with a batch of forks that was stopped.")
 @click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
-@click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
+@store_option()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each fork, as it ends.")
 def fork_command(
     rollout_id: str,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.cli import note, print_json
+from paddock.cli.store_options import rollout_filters, store_option
 from paddock.cli.trace_changes import print_changes, print_changes_of
 from paddock.cli.trace_delete import prune_command, remove_command
 from paddock.cli.trace_export import command as export_command
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from paddock.store import Store
     from paddock.store.record import RolloutRecord
 
-store_option = click.option(
-    "--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE."
-)
 SHOWN_CONNECTIONS = 50
 LOG_CHARACTERS = 600
 """How many characters of the end of a log `show` prints."""
@@ -40,12 +38,8 @@ def command() -> None:
 
 
 @command.command("list")
-@store_option
-@click.option("--task", "task_id", help="Only rollouts of this task.")
-@click.option("--agent", help="Only rollouts of this agent.")
-@click.option("--model", help="Only rollouts of this model.")
-@click.option("--outcome", help="Only rollouts that ended so.")
-@click.option("--batch", "batch_id", help="Only rollouts of this batch.")
+@store_option()
+@rollout_filters
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many, the newest first."
 )
@@ -73,7 +67,7 @@ def list_command(store: Path | None, limit: int, as_json: bool, **filters: Any) 
 
 @command.command("show")
 @click.argument("rollout_id", metavar="ID")
-@store_option
+@store_option()
 @click.option(
     "--artifacts", "folder", type=click.Path(path_type=Path), help="Write the artifacts to this new folder, too."
 )
@@ -111,7 +105,7 @@ def show_command(
 
 @command.command("view")
 @click.argument("rollout_id", metavar="ID")
-@store_option
+@store_option()
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
 def view_command(rollout_id: str, store: Path | None, no_open: bool, as_json: bool) -> None:

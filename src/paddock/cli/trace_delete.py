@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from paddock.cli import note, plural, print_json
 from paddock.cli.quantities import AgeType, SizeType, show_size
+from paddock.cli.store_options import store_option
 from paddock.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paddock.store import Store
     from paddock.store.retention import Pruned
 
-store_option = click.option(
-    "--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE."
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
 @click.command("rm")
 @click.argument("rollout_ids", nargs=-1, metavar="ID…")
 @click.option("--batch", "batch_id", help="All rollouts of this batch.")
-@store_option
+@store_option()
 @json_option
 def remove_command(rollout_ids: tuple[str, ...], batch_id: str | None, store: Path | None, as_json: bool) -> int:
     """Delete rollouts, with their calls and files. A unique beginning of an id is enough."""
@@ -43,7 +42,7 @@ def remove_command(rollout_ids: tuple[str, ...], batch_id: str | None, store: Pa
 @click.command("prune")
 @click.option("--older-than", type=AgeType(), metavar="AGE", help="Delete rollouts that ended before: 30d, 12h.")
 @click.option("--max-size", type=SizeType(), help="Delete the oldest rollouts until the store fits: 20GB.")
-@store_option
+@store_option()
 @json_option
 def prune_command(older_than: float | None, max_size: int | None, store: Path | None, as_json: bool) -> int:
     """Delete the oldest rollouts. Those that run stay."""

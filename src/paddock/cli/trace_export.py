@@ -11,6 +11,7 @@ import click
 
 from paddock.cli import note, plural, print_json
 from paddock.cli.interrupts import interruptible
+from paddock.cli.store_options import rollout_filters, store_option
 from paddock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class ExportCommand(click.Command):
 
 @click.command("export", cls=ExportCommand)
 @click.argument("rollout_ids", nargs=-1, metavar="[ID…]")
-@click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
+@store_option()
 @click.option("--to", "form", default="jsonl", show_default=True, metavar="FORM", help="The form; see below.")
 @click.option("--check", "only_check", is_flag=True, help="Write nothing; list what would be left out or is wrong.")
 @click.option("--tree", "as_trees", is_flag=True, help="One line for each tree of forks, with what they share once.")
@@ -56,11 +57,7 @@ class ExportCommand(click.Command):
 )
 @click.option("--newest", metavar="VERSION", help="The weight version that counts as the newest.")
 @click.option("--roles", default="agent,subagent,compaction", show_default=True, help="Calls for what to train on.")
-@click.option("--task", "task_id", help="Only rollouts of this task.")
-@click.option("--agent", help="Only rollouts of this agent.")
-@click.option("--model", help="Only rollouts of this model.")
-@click.option("--outcome", help="Only rollouts that ended so.")
-@click.option("--batch", "batch_id", help="Only rollouts of this batch.")
+@rollout_filters
 @click.option(
     "--json", "as_json", is_flag=True, help="With --check, print findings as JSON. Exports are data already."
 )

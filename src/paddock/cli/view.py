@@ -5,19 +5,23 @@ from __future__ import annotations
 import secrets
 import sys
 import webbrowser
-from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import click
 
 from paddock.cli import note, print_json
 from paddock.cli.interrupts import raise_on_interrupt, run_async
+from paddock.cli.store_options import store_option
 from paddock.config import PADDOCK_AUTH_TOKEN
 from paddock.errors import ConfigError
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 @click.command("view")
-@click.option("--store", type=click.Path(path_type=Path), help="Where rollouts are kept. Also: PADDOCK_STORE.")
+@store_option()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=0, help="Port to listen on. Default: any free one.")
 @click.option("--auth-token", help="Token that opens the page. Better: PADDOCK_AUTH_TOKEN. Default: one is made up.")

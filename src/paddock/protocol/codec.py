@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 from pydantic import BaseModel, RootModel
-from pydantic_core import to_jsonable_python
+from pydantic_core import from_json, to_jsonable_python
 
 from paddock.errors import EnvironmentFailure
 from paddock.protocol.finite import check_reward
@@ -133,3 +133,27 @@ def not_json(error: Exception) -> EnvironmentFailure:
         f"this cannot be written as JSON: {describe_error(error)}",
         hint="return strings, numbers, lists, dicts, or models of them",
     )
+
+
+def encode_any(document: Any) -> bytes:
+    """JSON as models write it: integers of any length, and strings with lone surrogates, which orjson refuses.
+
+    Raises ValueError for what JSON cannot express."""
+    try:
+        return orjson.dumps(document)
+    except TypeError:
+        try:
+            return json.dumps(document, allow_nan=False).encode()
+        except (TypeError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+
+
+def decode_any(text: bytes | str) -> Any:
+    """The reverse of `encode_any`. Raises ValueError for what is not JSON."""
+    try:
+        return from_json(text)
+    except ValueError:
+        try:
+            return json.loads(text)
+        except RecursionError as error:
+            raise ValueError(str(error)) from error

@@ -159,11 +159,6 @@ class ImageDockerSandbox(RemoteImageSandbox, DockerSandbox):
         await super().destroy()
 
 
-def bind_mount(mount: Mount) -> dict[str, Any]:
-    source = str(mount.source.resolve())
-    return {"Type": "bind", "Source": source, "Target": str(mount.target), "ReadOnly": True}
-
-
 def pack_at_targets(mounts: Sequence[Mount], file: IO[bytes]) -> int:
     """Write what is mounted as one archive, at the paths where it belongs. Returns its size.
 

@@ -21,7 +21,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from paddock.errors import EnvironmentFailure
-from paddock.protocol.any_json import decode_any
+from paddock.protocol.codec import decode_any
 from paddock.protocol.jsonrpc import METHOD_NOT_FOUND
 from paddock.protocol.mcp import SESSION_VERSIONS, STATELESS_VERSION, UNSUPPORTED_VERSION
 from paddock.protocol.redact import redact

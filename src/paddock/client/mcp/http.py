@@ -21,7 +21,7 @@ from paddock.client.mcp.client import (
     McpUnsendable,
 )
 from paddock.http_pool import http_pool
-from paddock.protocol.any_json import decode_any, encode_any
+from paddock.protocol.codec import decode_any, encode_any
 from paddock.protocol.mcp import STATELESS_VERSION, client_answer
 from paddock.protocol.redact import redact
 from paddock.protocol.sse import MEDIA_TYPE, EventReader

@@ -16,7 +16,7 @@ from typing import Any
 from paddock.child_process import ChildProcess
 from paddock.client.mcp.client import McpAnswerLost, McpError, McpUnreachable, McpUnsendable
 from paddock.processes import SANDBOX_VARIABLE, end_marked_processes
-from paddock.protocol.any_json import decode_any, encode_any
+from paddock.protocol.codec import decode_any, encode_any
 from paddock.protocol.mcp import client_answer
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from paddock.fleet.client.errors import (
     Unsendable,
 )
 from paddock.http_pool import http_pool
-from paddock.protocol.any_json import decode_any, encode_any
+from paddock.protocol.codec import decode_any, encode_any
 from paddock.protocol.redact import redact
 from paddock.retry import Backoff, Deadline, FailedAttempt, parse_retry_after, retry
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paddock.testing.sandbox import commands, egress, ending, files, images, isolation, ports
-from paddock.testing.sandbox.subject import SPEC, SandboxSubject
-from paddock.testing.sandbox.suite import SANDBOX
+from paddock.testing.sandbox.subject import SANDBOX, SPEC, SandboxSubject
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -16,10 +16,10 @@ from paddock.testing.sandbox.subject import (
     IMMEDIATE_SECONDS,
     SPEC,
     SandboxSubject,
+    check,
     require,
     run,
 )
-from paddock.testing.sandbox.suite import check
 
 
 @check("start the command with its outputs connected, and wait for its end")

@@ -15,11 +15,11 @@ from paddock.testing.sandbox.subject import (
     PORT,
     SandboxSubject,
     accept,
+    check,
     refuses,
     require,
     run,
 )
-from paddock.testing.sandbox.suite import check
 
 DAEMON = """
 import os, socket, sys, time

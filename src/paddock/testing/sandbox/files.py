@@ -13,11 +13,11 @@ from paddock.testing.sandbox.commands import it_runs_a_command
 from paddock.testing.sandbox.subject import (
     SandboxSubject,
     archive_of,
+    check,
     names_in,
     refuses,
     require,
 )
-from paddock.testing.sandbox.suite import check
 
 
 @check("read and write bytes as they are", needs=[it_runs_a_command])

@@ -16,13 +16,13 @@ from paddock.testing.sandbox.subject import (
     COMMAND_SECONDS,
     SPEC,
     SandboxSubject,
+    check,
     make_file,
     refuses,
     require,
     require_isolation,
     run,
 )
-from paddock.testing.sandbox.suite import check
 
 
 @check("give it a network of its own, without a way out")

@@ -11,10 +11,10 @@ from paddock.testing.sandbox.subject import (
     COMMAND_SECONDS,
     IMMEDIATE_SECONDS,
     SandboxSubject,
+    check,
     greet,
     require,
 )
-from paddock.testing.sandbox.suite import check
 
 SERVE = """
 import socket

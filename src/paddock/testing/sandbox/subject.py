@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paddock.errors import SandboxError
 from paddock.limits import MEBIBYTE, SandboxLimits
 from paddock.sandbox.base import Command, Completed, Sandbox, SandboxSpec
-from paddock.testing.checks import Skipped, Wrong
+from paddock.testing.checks import Skipped, Suite, Wrong
 
 if TYPE_CHECKING:
     import socket
@@ -88,6 +88,11 @@ async def accept(listening: socket.socket) -> tuple[socket.socket, object]:
 
 def make_file(path: Path, text: str) -> None:
     path.write_text(text)
+
+
+SANDBOX: Suite[SandboxSubject] = Suite()
+"""The checks; each module of this package adds its own."""
+check = SANDBOX.check
 
 
 def archive_of(member: tarfile.TarInfo) -> bytes:

@@ -1,0 +1,33 @@
+"""Options of several commands: which store, and which of its rollouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
+
+
+def store_option(help_text: str = "Where rollouts are kept.") -> Callable[[CommandT], CommandT]:
+    return click.option("--store", type=click.Path(path_type=Path), help=f"{help_text} Also: PADDOCK_STORE.")
+
+
+def rollout_filters(command: CommandT) -> CommandT:
+    """Options with the names of the filters of `Store.list`."""
+    for option in reversed(
+        (
+            click.option("--task", "task_id", help="Only rollouts of this task."),
+            click.option("--agent", help="Only rollouts of this agent."),
+            click.option("--model", help="Only rollouts of this model."),
+            click.option("--outcome", help="Only rollouts that ended so."),
+            click.option("--batch", "batch_id", help="Only rollouts of this batch."),
+        )
+    ):
+        command = option(command)
+    return command
