@@ -18,7 +18,7 @@ from paddock.tasks.settings import (
     TaskNetwork,
     VerifierSettings,
 )
-from paddock.tasks.task import Task
+from paddock.tasks.task import LINK_MODE, Task
 
 TOML = """
 version = "1.0"
@@ -255,6 +255,17 @@ def test_links_are_refused(folder: Path, link: str, tmp_path: Path) -> None:
     path.unlink(missing_ok=True)
     path.symlink_to(target)
     refused(folder, f"{link} is a symlink")
+
+
+def test_the_context_of_a_dockerfile_may_have_links(folder: Path) -> None:
+    write(folder / "environment" / "Dockerfile", "FROM scratch")
+    (folder / "environment" / "data" / "link").symlink_to("a.txt")
+    task = Task.from_folder(folder)
+    assert (task.files["data/link"], task.mode("data/link")) == (b"a.txt", LINK_MODE)
+    assert Task.from_json(task.to_json()).modes == task.modes
+    (folder / "environment" / "data" / "link").unlink()
+    write(folder / "environment" / "data" / "link", "a.txt")
+    assert Task.from_folder(folder).hash != task.hash
 
 
 def test_a_pipe_is_refused_and_not_waited_for(folder: Path) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import base64
 import hashlib
 import io
+import os
 import re
+import stat
 import tarfile
 import tempfile
 from contextlib import asynccontextmanager
@@ -206,6 +208,11 @@ def pack_context(dockerfile: str, files: Mapping[str, bytes], modes: Mapping[str
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, data in sorted(context.items()):
             member = tarfile.TarInfo(name)
-            member.size, member.mode = len(data), modes.get(name, 0o644)
+            member.mode = modes.get(name, 0o644)
+            if stat.S_ISLNK(member.mode):
+                member.type, member.linkname, member.mode = tarfile.SYMTYPE, os.fsdecode(data), 0o777
+                archive.addfile(member)
+                continue
+            member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()

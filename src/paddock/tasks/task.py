@@ -26,6 +26,9 @@ PLAIN_MODE = 0o644
 
 LARGEST_INSTRUCTION = MEBIBYTE
 LARGEST_FILE = 64 * MEBIBYTE
+LINK_MODE = 0o120000
+"""As in git: the content of such a file is the target of a symlink. Only in the build context of a Dockerfile."""
+LONGEST_TARGET = 4095
 LARGEST_TOTAL = 256 * MEBIBYTE
 MOST_FILES = 10_000
 LONGEST_ID = 200
@@ -78,7 +81,8 @@ class Task:
             tests[TEST_ENTRY] = encoded(verifier, f"{where}: the verifier")
         for name, files in (("files", self.files), ("tests", tests), ("solution", self.solution)):
             object.__setattr__(self, name, _checked_files(files, f"{where}: {name}"))
-        object.__setattr__(self, "modes", _checked_modes(self.modes, self.files, where))
+        is_context = self.image is not None and bool(self.image.dockerfile)
+        object.__setattr__(self, "modes", _checked_modes(self.modes, self.files, where, allows_links=is_context))
         object.__setattr__(self, "steps", _checked_steps(self.steps, where))
         object.__setattr__(self, "metadata", dict(self.metadata))
         object.__setattr__(self, "id", _checked_id(self.id, where) if self.id else f"task-{self.hash[:8]}")
@@ -200,10 +204,16 @@ def check_size(path: str, size: int, total: int, where: str) -> None:
         )
 
 
-def _checked_modes(modes: Mapping[str, int], files: Mapping[str, bytes], where: str) -> dict[str, int]:
+def _checked_modes(
+    modes: Mapping[str, int], files: Mapping[str, bytes], where: str, *, allows_links: bool = False
+) -> dict[str, int]:
     for path, mode in modes.items():
         if path not in files:
             raise TaskError(f"{where}: modes names {path!r}, which is not among files", hint="add the file")
+        if mode == LINK_MODE and allows_links:
+            if not 0 < len(files[path]) <= LONGEST_TARGET or b"\0" in files[path]:
+                raise TaskError(f"{where}: the symlink {path!r} leads nowhere", hint="give the path that it leads to")
+            continue
         if not isinstance(mode, int) or not 0 <= mode <= 0o777:
             raise TaskError(f"{where}: the mode of {path!r} is {mode!r}", hint="give permission bits such as 0o755")
     return {path: mode for path, mode in sorted(modes.items()) if mode != PLAIN_MODE}

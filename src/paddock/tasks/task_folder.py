@@ -37,7 +37,7 @@ from paddock.tasks.settings import (
     TaskStep,
     VerifierSettings,
 )
-from paddock.tasks.task import LARGEST_FILE, LARGEST_INSTRUCTION, MOST_FILES, Task, check_size
+from paddock.tasks.task import LARGEST_FILE, LARGEST_INSTRUCTION, LINK_MODE, MOST_FILES, PLAIN_MODE, Task, check_size
 from paddock.tasks.task_toml import StepTable, TaskToml, TomlDocument, VerifierTable, read_task_toml
 
 if TYPE_CHECKING:
@@ -80,8 +80,10 @@ def _read_task(folder: Path) -> Task:
     document, file = toml.document, str(folder / CONFIG)
     environment = document.environment
     steps = tuple(_read_step(folder, table, file) for table in document.steps)
-    files, modes = _read_tree(folder / "environment")
-    image = _image(environment.docker_image, files, folder / "environment")
+    environment_folder = folder / "environment"
+    has_dockerfile = not environment.docker_image and (environment_folder / DOCKERFILE).is_file()
+    files, modes = _read_tree(environment_folder, keeps_links=has_dockerfile)
+    image = _image(environment.docker_image, files, environment_folder)
     setup = _setup(environment.setup, files, folder, image)
     special = (SETUP,) if image is None else (DOCKERFILE,)
     staged = {name: data for name, data in files.items() if name not in special}
@@ -225,8 +227,8 @@ def _read_step(folder: Path, table: StepTable, file: str) -> TaskStep:
     )
 
 
-def _read_tree(root: Path) -> tuple[dict[str, bytes], dict[str, int]]:
-    """All files below a folder by their relative path, and the modes of those that can be run."""
+def _read_tree(root: Path, *, keeps_links: bool = False) -> tuple[dict[str, bytes], dict[str, int]]:
+    """All files below a folder by their relative path, and the modes of those that can be run, or are links."""
     files: dict[str, bytes] = {}
     modes: dict[str, int] = {}
     total = 0
@@ -247,12 +249,16 @@ def _read_tree(root: Path) -> tuple[dict[str, bytes], dict[str, int]]:
                     waiting.append(path)
                 continue
             name = path.relative_to(root).as_posix()
-            data, runnable = _read_file(path, LARGEST_FILE)
+            if keeps_links and name != DOCKERFILE and entry.is_symlink():
+                data, mode = os.fsencode(os.readlink(path)), LINK_MODE
+            else:
+                data, runnable = _read_file(path, LARGEST_FILE)
+                mode = 0o755 if runnable else PLAIN_MODE
             total += len(data)
             check_size(name, len(data), total, str(root))
             files[name] = data
-            if runnable:
-                modes[name] = 0o755
+            if mode != PLAIN_MODE:
+                modes[name] = mode
             if len(files) > MOST_FILES:
                 raise TaskError(f"{root} holds more than {MOST_FILES} files", hint="pack them in an archive")
     return dict(sorted(files.items())), modes
@@ -294,4 +300,5 @@ def _decoded(data: bytes, path: Path) -> str:
 
 
 def _symlink(path: Path) -> TaskError:
-    return TaskError(f"{path} is a symlink", hint="put the file itself there: task folders hold no links")
+    hint = "put the file itself there: only the build context of a Dockerfile may have links"
+    return TaskError(f"{path} is a symlink", hint=hint)

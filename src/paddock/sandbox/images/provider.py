@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +32,7 @@ class BuildRequest:
     files: Mapping[str, bytes] = field(default_factory=dict)
     """The files that it can copy, by their path."""
     modes: Mapping[str, int] = field(default_factory=dict)
-    """The permission bits of those files that are not plain."""
+    """The permission bits of those files that are not plain. S_IFLNK: a symlink, whose target is the content."""
     network: NetworkPolicy
     timeout: float
     """In seconds."""
@@ -73,8 +75,12 @@ class StoreImages(ImageProvider):
 
 def _write_files(folder: Path, files: Mapping[str, bytes], modes: Mapping[str, int]) -> None:
     folder.chmod(CONTEXT_MODE)
-    for name, content in files.items():
+    # Links come last: no file is written through one.
+    for name, content in sorted(files.items(), key=lambda file: stat.S_ISLNK(modes.get(file[0], 0))):
         path = folder / name
         path.parent.mkdir(mode=CONTEXT_MODE, parents=True, exist_ok=True)
+        if stat.S_ISLNK(modes.get(name, 0)):
+            path.symlink_to(os.fsdecode(content))
+            continue
         path.write_bytes(content)
         path.chmod(modes.get(name, 0o644))
