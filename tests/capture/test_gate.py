@@ -195,6 +195,21 @@ def test_a_pause_that_is_too_long_is_the_reason_of_the_failure() -> None:
     run(body())
 
 
+def test_a_count_of_tokens_waits_too() -> None:
+    async def body() -> None:
+        gate = CallGate()
+        async with start_proxy(ScriptedModel(), gate=gate) as proxy:
+            await gate.pause()
+            raw = json.dumps({**proxy.body(), "max_tokens": 5}).encode()
+            asking = asyncio.create_task(proxy.post(raw, "/v1/messages/count_tokens"))
+            await until_waiting(proxy)
+            assert proxy.model.paths == []
+            gate.resume()
+            assert (await asking).document["input_tokens"] > 0
+
+    run(body())
+
+
 def test_a_retry_waits_for_the_end_of_the_pause() -> None:
     async def body() -> None:
         gate, release = CallGate(), asyncio.Event()

@@ -138,12 +138,13 @@ class Exchange:
     # -- attempts -----------------------------------------------------------------------------------
 
     async def _attempt_until_answered(self) -> None:
-        if self.tokens is not None:
-            try:
+        try:
+            await self._wait_while_paused(None)
+            if self.tokens is not None:
                 await self._detect_engine()
                 self._token_call = await self.tokens.prepare(self.call, self.chat, self._engine)
-            except UpstreamFailure as failure:
-                return await self._send_error(failure)
+        except UpstreamFailure as failure:
+            return await self._send_error(failure)
         initial = self.upstream.compatibility(self.endpoint)
         compatibility, failures, adaptations = initial, 0, 0
         held_since: float | None = None

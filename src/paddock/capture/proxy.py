@@ -264,8 +264,7 @@ class Capture:
         for note in parsed.notes:
             self._add_log_line(f"{dialect.name}: {note}")
         if route.action == "count_tokens":
-            tokens = await count_tokens(parsed.chat, self.endpoint, self._upstream)
-            return web.Response(body=dialect.token_count_body(tokens), content_type=JSON)
+            return await self._count_tokens(dialect, parsed)
         if self.settings.transparent and (constraint := find_constraint(parsed.chat)) is not None:
             message = f"{constraint} constrains decoding, and such a call cannot be trained on; leave it out"
             self._add_log_line(f"refused: {constraint}")
@@ -277,6 +276,18 @@ class Capture:
                 self._add_log_line(f"budget of {limit} reached")
             return stop_response(writer, STOP_MESSAGES[limit], self.endpoint.name, is_stream=parsed.is_stream)
         return await self._run_exchange(request, dialect, parsed, writer, role)
+
+    async def _count_tokens(self, dialect: Dialect, parsed: DialectRequest) -> web.StreamResponse:
+        """The endpoint may be away during a pause, so the count waits for its end."""
+        if self._gate.is_paused:
+            try:
+                with self.paused.hold(time.monotonic()):
+                    async with asyncio.timeout(self.settings.unary_pause_timeout):
+                        await self._gate.wait_open()
+            except TimeoutError:
+                return error_response(dialect, ErrorReply(503, "the model is paused", "server_error"))
+        tokens = await count_tokens(parsed.chat, self.endpoint, self._upstream)
+        return web.Response(body=dialect.token_count_body(tokens), content_type=JSON)
 
     async def _run_exchange(
         self, request: web.BaseRequest, dialect: Dialect, parsed: DialectRequest, writer: ReplyWriter, role: Role
