@@ -51,6 +51,12 @@ def test_one_call_has_a_diff(store: Store, capsys: pytest.CaptureFixture[str]) -
     assert [(each["path"], each["kind"]) for each in changes][-1] == (".git/", "changed")
 
 
+def test_old_snapshots_can_be_pruned(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trace", "prune", "--snapshots-older-than", "1h"]) == 0
+    assert "snapshots of 1 rollout deleted" in capsys.readouterr().err
+    assert "the snapshots are no longer in the store" in show(capsys)[1]
+
+
 def test_what_is_not_there_is_said(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = show(capsys, "--changes", "c9")
     assert code != 0

@@ -80,6 +80,12 @@ def test_a_blob_goes_in_pieces_that_add_up(tmp_path: Path, size: int) -> None:
         assert last[:2] == ("blob", driver.put_blob(data))
 
 
+def test_a_snapshot_goes_to_the_driver_blob_by_blob(tmp_path: Path) -> None:
+    contents = {"d1": b"one", "d2": b""}
+    sent = written(tmp_path, lambda store: store.put_snapshot("r1", contents))
+    assert sent == [("chunk", None, b"one"), ("snapshot", "d1", b""), ("snapshot", "d2", b"")]
+
+
 def test_sandboxes_are_noted_on_the_node(tmp_path: Path) -> None:
     assert written(tmp_path, lambda store: store.record_sandbox(SandboxEntry("sb-1", "bwrap", "r1"))) == []
     with Store.open(tmp_path) as here:

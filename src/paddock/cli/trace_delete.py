@@ -42,13 +42,24 @@ def remove_command(rollout_ids: tuple[str, ...], batch_id: str | None, store: Pa
 @click.command("prune")
 @click.option("--older-than", type=AgeType(), metavar="AGE", help="Delete rollouts that ended before: 30d, 12h.")
 @click.option("--max-size", type=SizeType(), help="Delete the oldest rollouts until the store fits: 20GB.")
+@click.option(
+    "--snapshots-older-than",
+    "snapshot_age",
+    type=AgeType(),
+    metavar="AGE",
+    help="Delete only the snapshots of rollouts that ended before.",
+)
 @store_option()
 @json_option
-def prune_command(older_than: float | None, max_size: int | None, store: Path | None, as_json: bool) -> int:
-    """Delete the oldest rollouts. Those that run stay."""
-    if older_than is None and max_size is None:
+def prune_command(
+    older_than: float | None, max_size: int | None, snapshot_age: float | None, store: Path | None, as_json: bool
+) -> int:
+    """Delete the oldest rollouts, or their snapshots. Those that run stay."""
+    if older_than is None and max_size is None and snapshot_age is None:
         raise ConfigError("nothing says which rollouts to delete", hint="give --older-than AGE or --max-size SIZE")
     with closing(open_existing(store)) as opened:
+        if snapshot_age is not None:
+            note(f"snapshots of {plural(opened.expire_snapshots(snapshot_age), 'rollout')} deleted")
         report(opened.prune(max_age_seconds=older_than, max_bytes=max_size), opened, as_json)
     return 0
 

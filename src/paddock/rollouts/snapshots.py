@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,7 @@ class WorkFolderSnapshots:
         """Digests of the contents that are stored."""
         self._bytes = 0
         self._saved = 0
+        self._seconds = 0.0
         self._left_out: dict[str, str] = {}
         self._problems: Counter[str] = Counter()
         self._ends: dict[str, dict[str, Any]] = {}
@@ -94,6 +96,7 @@ class WorkFolderSnapshots:
         return {
             "saved": self._saved,
             "bytes": self._bytes,
+            "seconds": round(self._seconds, 4),
             "left_out": self._recorder.mask.value({readable_path(path): reason for path, reason in named}),
             "problems": dict(self._problems),
             "ends": dict(self._ends),
@@ -168,11 +171,14 @@ class WorkFolderSnapshots:
         reading = self._reading = asyncio.ensure_future(sandbox.with_folder(sandbox.workdir, work))
         # Nobody may be left to see how a thread that took too long ended.
         reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        began = time.monotonic()
         try:
             async with asyncio.timeout(READ_SECONDS):
                 scan = await asyncio.shield(reading)
         except TimeoutError:
             raise SandboxError(f"the work folder was not read within {READ_SECONDS:g} s") from None
+        finally:
+            self._seconds += time.monotonic() - began
         self._last_scan = scan
         return scan
 

@@ -98,8 +98,8 @@ class RolloutRecord:
     """The whole task as JSON in the store, to run it again; None where it is too large."""
     workdir_files: list[str] = field(default_factory=list)
     snapshots: dict[str, Any] = field(default_factory=dict)
-    """About the snapshots of the work folder: `saved`, `bytes`, `left_out`, `problems` (each reason with its number),
-    and in `ends` the snapshot at the end of each step. Empty if none were asked for."""
+    """About the snapshots of the work folder: `saved`, `bytes`, `seconds` (spent on reading), `left_out`, `problems`
+    (each reason with its number), and in `ends` the snapshot at the end of each step. Empty without any."""
     usage: dict[str, Any] = field(default_factory=dict)
     connections: list[dict[str, Any]] = field(default_factory=list)
     """What the sandboxes connected to, or tried to: see `ConnectionRecord`."""

@@ -87,21 +87,19 @@ def _find(connection: sqlite3.Connection, digest: str) -> int | None:
 
 def expire(database: Database, max_age_seconds: float) -> int:
     """Delete the snapshots of rollouts that ended longer ago; of how many rollouts."""
-    oldest = time.time() - max_age_seconds
-    with database.write() as connection:
-        rollouts = [
-            key
-            for (key,) in connection.execute(
-                "SELECT DISTINCT rollout FROM snapshot_references JOIN rollouts ON rollouts.id = rollout"
-                " WHERE finished_at < ?",
-                (oldest,),
-            )
-        ]
-        for key in rollouts:
+    with database.read() as connection:
+        rows = connection.execute(
+            "SELECT DISTINCT rollout FROM snapshot_references JOIN rollouts ON rollouts.id = rollout"
+            " WHERE finished_at < ?",
+            (time.time() - max_age_seconds,),
+        ).fetchall()
+    for (key,) in rows:
+        # A transaction for each, so that other writers need not wait for all.
+        with database.write() as connection:
             candidates = referenced(connection, key)
             connection.execute("DELETE FROM snapshot_references WHERE rollout = ?", (key,))
             blobs.delete_unused(connection, candidates)
-    return len(rollouts)
+    return len(rows)
 
 
 def referenced(connection: sqlite3.Connection, rollout: int) -> list[int]:
