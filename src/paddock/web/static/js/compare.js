@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { empty, h } from "./dom.js";
-import { count, duration, rewardText } from "./format.js";
+import { count, duration, rewardClass, rewardText } from "./format.js";
 import { outcomeTag } from "./rollouts.js";
 import { placeUrl } from "./router.js";
 import { itemElement } from "./transcript.js";
@@ -31,7 +31,7 @@ function comparedSide(comparison, side) {
   return h(
     "section",
     { class: "panel", "aria-label": rollout.rollout_id },
-    h("div", { class: "member-head" }, outcomeTag(rollout), h("strong", null, `reward ${rewardText(rollout.reward)}`)),
+    h("div", { class: "member-head" }, outcomeTag(rollout), h("strong", { class: rewardClass(rollout.reward) }, `reward ${rewardText(rollout.reward)}`)),
     h("p", null, h("a", { class: "mono", href: placeUrl(["rollouts", rollout.rollout_id]) }, rollout.rollout_id)),
     h("p", { class: "muted" }, `${rollout.agent} · ${rollout.model} · ${count(rollout.calls)} calls · ${duration(rollout.wall_s)}`),
     tokens ? [h("h2", null, "Tokens where they part"), h("p", { class: "pieces" }, (tokens.before ?? []).map((/** @type {Piece} */ piece) => h("span", { class: "token" }, pieceText(piece))), h("span", { class: "token parted" }, tokens.piece ? pieceText(tokens.piece) : "(ends here)")), call ? h("a", { href: placeUrl(["rollouts", rollout.rollout_id, "tokens", call]) }, `tokens of ${call}`) : null] : null,

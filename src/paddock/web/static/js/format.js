@@ -15,6 +15,17 @@ export function rewardText(value) {
   return Number.isInteger(value) ? value.toFixed(1) : String(Math.round(value * 1000) / 1000);
 }
 
+/** The CSS class of a reward: high from two thirds on, low up to one third. @param {number | null | undefined} value */
+export function rewardClass(value) {
+  if (value === null || value === undefined) return "reward-unknown";
+  return value >= 2 / 3 ? "reward-high" : value > 1 / 3 ? "reward-middle" : "reward-low";
+}
+
+/** How a rollout ended, in a word: `ok` says only that nothing broke, the reward says whether the work is right. @param {string} outcome */
+export function outcomeText(outcome) {
+  return outcome === "ok" ? "finished" : outcome;
+}
+
 /** @param {number | null | undefined} seconds */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { broken, empty, fill, h } from "./dom.js";
-import { count, dateTime, duration, rewardText } from "./format.js";
+import { count, dateTime, duration, rewardClass, rewardText } from "./format.js";
 import { useKeys } from "./keys.js";
 import { sparkBars } from "./plot.js";
 import { outcomeTag } from "./rollouts.js";
@@ -82,7 +82,7 @@ function memberCard(member, choose) {
       { class: "member-head" },
       h("input", { type: "checkbox", "aria-label": `Choose ${member.rollout_id} to compare`, onchange: (/** @type {any} */ event) => choose(member.rollout_id, event.target.checked) }),
       outcomeTag(member),
-      h("span", { class: "figure" }, rewardText(member.reward)),
+      h("span", { class: `figure ${rewardClass(member.reward)}` }, rewardText(member.reward)),
     ),
     h("a", { href: placeUrl(["rollouts", member.rollout_id]) }, member.rollout_id),
     h("p", { class: "muted" }, `${member.agent} · ${count(member.calls)} calls · ${count((member.prompt_tokens ?? 0) + (member.completion_tokens ?? 0))} tokens · ${duration(member.wall_s)}`),

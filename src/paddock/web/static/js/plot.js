@@ -1,6 +1,7 @@
 /** Small charts as SVG, each with words for those who do not see it. */
 
 import { h } from "./dom.js";
+import { outcomeText } from "./format.js";
 
 /** @param {string} label @param {number} width @param {number} height @param {any[]} children @param {string} [kind] */
 function chart(label, width, height, children, kind = "") {
@@ -99,7 +100,7 @@ export function shareBar(parts, label) {
   let at = 0;
   const pieces = parts.filter((part) => part.value).map((part) => {
     const wide = (part.value / total) * 100;
-    const piece = h("rect", { x: at, y: 0, width: Math.max(0.4, wide - 0.3), height: 10, class: `outcome-${part.name}` }, h("title", null, `${part.name}: ${part.value}`));
+    const piece = h("rect", { x: at, y: 0, width: Math.max(0.4, wide - 0.3), height: 10, class: `outcome-${part.name}` }, h("title", null, `${outcomeText(part.name)}: ${part.value}`));
     at += wide;
     return piece;
   });

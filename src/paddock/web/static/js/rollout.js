@@ -2,7 +2,7 @@
 
 import { address, get, isShared, live, post } from "./api.js";
 import { announce, broken, copyable, empty, fill, h } from "./dom.js";
-import { bytesText, count, dateTime, duration, modelName, rewardText } from "./format.js";
+import { bytesText, count, dateTime, duration, modelName, outcomeText, rewardClass, rewardText } from "./format.js";
 import { useKeys } from "./keys.js";
 import { outcomeTag } from "./rollouts.js";
 import { placeUrl } from "./router.js";
@@ -85,7 +85,7 @@ export async function rolloutView(place, signal) {
   async function finish() {
     Object.assign(rollout, await get(`rollouts/${id}`, {}, signal), { live: false });
     drawHead();
-    announce(`The rollout ended: ${rollout.outcome}`);
+    announce(`The rollout ended: ${outcomeText(rollout.outcome)}, reward ${rewardText(rollout.reward)}`);
   }
   /** @param {number} by */
   const tab = (by) => {
@@ -128,7 +128,7 @@ function headOf(rollout) {
   const because = rollout.error ?? (rollout.reward === null && rollout.outcome ? rollout.reward_reason : null);
   const siblings = (rollout.siblings ?? []).filter((/** @type {any} */ each) => each.rollout_id !== rollout.rollout_id);
   return [
-    h("div", { class: "rollout-title" }, h("h1", null, rollout.task_id), outcomeTag(rollout), h("span", { class: "rollout-reward" }, `reward ${rewardText(rollout.reward)}`), rollout.live ? h("span", { class: "live-dot" }, "live") : null),
+    h("div", { class: "rollout-title" }, h("h1", null, rollout.task_id), outcomeTag(rollout), h("span", { class: `rollout-reward ${rewardClass(rollout.reward)}` }, `reward ${rewardText(rollout.reward)}`), rollout.live ? h("span", { class: "live-dot" }, "live") : null),
     h("p", { class: "muted" }, facts.filter(Boolean).join(" · ")),
     h("p", { class: "muted mono" }, rollout.rollout_id),
     because ? h("p", { class: "error-text" }, because) : null,
@@ -166,7 +166,7 @@ function compareChoice(id, siblings) {
     "select",
     { "aria-label": "Compare with another rollout of the group", onchange: go },
     h("option", { value: "" }, "Compare with…"),
-    siblings.map((each) => h("option", { value: each.rollout_id }, `${each.rollout_id.slice(0, 24)} · ${each.outcome ?? each.stage} · ${rewardText(each.reward)}`)),
+    siblings.map((each) => h("option", { value: each.rollout_id }, `${each.rollout_id.slice(0, 24)} · ${each.outcome ? outcomeText(each.outcome) : each.stage} · ${rewardText(each.reward)}`)),
   );
 }
 

@@ -2,7 +2,7 @@
 
 import { ApiError, get, live } from "./api.js";
 import { broken, copyable, empty, fill, h } from "./dom.js";
-import { ago, count, dateTime, duration, modelName, percent, rewardText, shorten } from "./format.js";
+import { ago, count, dateTime, duration, modelName, outcomeText, percent, rewardClass, rewardText, shorten } from "./format.js";
 import { useKeys } from "./keys.js";
 import { shareBar, spark, sparkBars } from "./plot.js";
 import { keepPlace, placeUrl } from "./router.js";
@@ -31,7 +31,8 @@ const COLUMNS = [
 /** A coloured word for how a rollout ended, or where it stands. @param {any} row */
 export function outcomeTag(row) {
   const name = row.outcome ?? "running";
-  return h("span", { class: `tag outcome-${name}` }, row.outcome ?? row.stage ?? "running");
+  const title = row.outcome === "ok" ? "Nothing broke. The reward says whether the work is right." : null;
+  return h("span", { class: `tag outcome-${name}`, title }, row.outcome ? outcomeText(row.outcome) : (row.stage ?? "running"));
 }
 
 /** @param {import("./router.js").Place} place @param {AbortSignal} signal */
@@ -190,7 +191,7 @@ function rowElement(row) {
   /** @type {Record<string, any>} */
   const cells = {
     outcome: outcomeTag(row),
-    reward: rewardText(row.reward),
+    reward: h("span", { class: rewardClass(row.reward) }, rewardText(row.reward)),
     task: row.task_id,
     agent: row.agent,
     model: modelName(row.model),
@@ -210,11 +211,12 @@ function rowElement(row) {
 /** @param {any} stats */
 function figureCards(stats) {
   const kinds = Object.entries(stats.outcomes).map(([name, value]) => ({ name, value: Number(value) }));
-  const description = kinds.map((kind) => `${kind.value} ${kind.name}`).join(", ");
+  const description = kinds.map((kind) => `${kind.value} ${outcomeText(kind.name)}`).join(", ");
+  const ended = stats.total - stats.running;
   const series = stats.series.map((/** @type {any} */ each) => each.mean);
   return [
     card("Mean reward", rewardText(stats.mean_reward), stats.ci ? `95 %: ${rewardText(stats.ci[0])} to ${rewardText(stats.ci[1])}` : `${count(stats.scored)} scored`, spark(series, { label: "Mean reward over time" })),
-    card("Outcomes", stats.total ? percent((stats.outcomes.ok ?? 0) / stats.total) + " ok" : "–", description, shareBar(kinds, `Outcomes: ${description}`)),
+    card("Health", ended ? `${percent((stats.outcomes.ok ?? 0) / ended)} finished` : "–", description, shareBar(kinds, `Outcomes: ${description}`)),
     card("Tokens", count(stats.prompt_tokens + stats.completion_tokens), `${count(stats.completion_tokens)} sampled`),
     card("Time", duration(stats.wall.p50), `95 % under ${duration(stats.wall.p95)}`),
     card("Running", count(stats.running), `${count(stats.total)} in all`),
@@ -243,7 +245,7 @@ function taskTable(tasks, choose) {
       h("td", null, sparkBars(task.rewards, { label: `Latest rewards of ${task.task_id}` })),
       h("td", { class: "number" }, count(task.tokens)),
       h("td", { class: "number" }, duration(task.wall_mean)),
-      h("td", { class: "shares-cell" }, shareBar(kinds, kinds.map((kind) => `${kind.value} ${kind.name}`).join(", "))),
+      h("td", { class: "shares-cell" }, shareBar(kinds, kinds.map((kind) => `${kind.value} ${outcomeText(kind.name)}`).join(", "))),
       h("td", null, h("a", { href: placeUrl(["groups"], { task: task.task_id }) }, "side by side")),
     );
   });
@@ -258,7 +260,7 @@ function filterForm(filters, choose, reset, signal) {
       "select",
       { name, "aria-label": title, onchange: (/** @type {any} */ event) => choose(name, event.target.value) },
       h("option", { value: "" }, title),
-      filters[name] ? h("option", { value: filters[name], selected: true }, filters[name]) : null,
+      filters[name] ? h("option", { value: filters[name], selected: true }, name === "outcome" ? outcomeText(filters[name]) : filters[name]) : null,
     );
   /** @type {Record<string, HTMLSelectElement>} */
   const selects = {
@@ -272,7 +274,7 @@ function filterForm(filters, choose, reset, signal) {
     .then((facets) => {
       for (const [name, element] of Object.entries(selects)) {
         const chosen = element.value;
-        const options = facets[name].map((/** @type {any} */ option) => h("option", { value: option.name, selected: option.name === chosen }, `${modelName(option.name)} (${count(option.count)})`));
+        const options = facets[name].map((/** @type {any} */ option) => h("option", { value: option.name, selected: option.name === chosen }, `${name === "outcomes" ? outcomeText(option.name) : modelName(option.name)} (${count(option.count)})`));
         element.replaceChildren(/** @type {Node} */ (element.firstChild), ...options);
         element.hidden = !options.length;
       }
@@ -316,5 +318,5 @@ function filterForm(filters, choose, reset, signal) {
 /** @param {boolean} filtered @param {() => void} reset */
 function nothing(filtered, reset) {
   if (filtered) return empty("No rollout fits these filters", h("button", { type: "button", onclick: reset }, "Clear all filters"));
-  return empty("No rollouts yet", h("p", null, "Run one, and watch it here as it happens:"), copyable("paddock rollout shipped --model replay:shipped"));
+  return empty("No rollouts yet", h("p", null, "Run one, and watch it here as it happens:"), copyable("paddock rollout fix-test --model demo"));
 }

@@ -2,7 +2,7 @@
 
 import { get, isShared } from "./api.js";
 import { empty, h } from "./dom.js";
-import { rewardText } from "./format.js";
+import { rewardClass, rewardText } from "./format.js";
 import { outcomeTag } from "./rollouts.js";
 import { placeUrl } from "./router.js";
 
@@ -59,7 +59,7 @@ function branchRow(branch, branches, row, current, choose) {
     h("td", { class: "branch-name" }, branch.is_pruned || isShared || isCurrent ? name : h("a", { href: placeUrl(["rollouts", branch.rollout_id, "tree"]) }, name), h("div", { class: "muted" }, placeText(branch, isCurrent))),
     row === 0 ? h("td", { class: "track", rowspan: branches.length }, lines(branches)) : null,
     h("td", null, branch.is_pruned ? h("span", { class: "muted" }, "pruned") : outcomeTag(branch)),
-    h("td", { class: `number reward-${level(branch.reward)}` }, rewardText(branch.reward)),
+    h("td", { class: `number ${rewardClass(branch.reward)}` }, rewardText(branch.reward)),
   );
 }
 
@@ -91,7 +91,7 @@ function lines(branches) {
       const above = branch.parent === null ? undefined : rows.get(branch.parent);
       return h(
         "g",
-        { class: `branch reward-${level(branch.reward)}` },
+        { class: `branch ${rewardClass(branch.reward)}` },
         above === undefined ? null : h("line", { class: "fork", x1: x(start), x2: x(start), y1: above * ROW + ROW / 2, y2: y }),
         h("line", { class: branch.is_pruned ? "fork" : "calls", x1: x(start), x2: x(end), y1: y, y2: y }),
         Array.from({ length: Math.min(end - start, 200) }, (_, number) => h("circle", { class: "call", cx: x(start + number), cy: y, r: 2 })),
@@ -101,8 +101,3 @@ function lines(branches) {
   );
 }
 
-/** Which colour a reward has. @param {number | null} reward */
-function level(reward) {
-  if (reward === null) return "unknown";
-  return reward >= 2 / 3 ? "high" : reward > 1 / 3 ? "middle" : "low";
-}
