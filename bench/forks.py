@@ -372,8 +372,8 @@ class Place:
     def count_left(self) -> int:
         """Processes, mounts and folders of the batch that are still there."""
         with Store.open(self.folder / "store", read_only=True) as store:
-            records = store.list(batch_id=self.batch)
-        processes = [pid for record in records for pid in find_marked_processes(record.sandbox_id or "none")]
+            sandboxes = [record.sandbox_id for record in store.list(batch_id=self.batch)]
+        processes = [pid for sandbox in sandboxes for pid in find_marked_processes(sandbox or "none")]
         mounts = Path("/proc/self/mounts").read_text().count(str(self.folder))
         folders = [path for path in (self.folder / "temporary").iterdir() if "runtime" not in path.name]
         return len(processes) + mounts + len(folders)
@@ -382,33 +382,33 @@ class Place:
 # -- the command line ---------------------------------------------------------------------------------
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    columns = [name for name in rows[0] if name != "details"]
-    print("| " + " | ".join(columns) + " |")
-    print("|" + "---|" * len(columns))
-    for row in rows:
-        print("| " + " | ".join(str(row[name]) for name in columns) + " |")
+def show(row: dict[str, Any], *, with_head: bool) -> None:
+    columns = [name for name in row if name != "details"]
+    if with_head:
+        print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    print(f"| {' | '.join(str(row[name]) for name in columns)} |", flush=True)
+    for detail in row.get("details", ()):
+        print(f"  {detail}", file=sys.stderr)
 
 
-async def measure(name: str, agents: list[str], tasks: list[str]) -> list[dict[str, Any]]:
+async def measure(name: str, agents: list[str], tasks: list[str]) -> None:
     work = {
         "fidelity": measure_fidelity,
         "engine": measure_engine,
         "start": measure_start,
         "crash": measure_crash,
     }[name]
-    rows = []
+    print(f"\n{name}\n")
+    with_head = True
     for agent in agents:
         for task in tasks[:1] if name == "crash" else tasks:
-            print(f"{name}: {agent} {task}", file=sys.stderr)
             try:
-                rows.append(await work(agent, task))
+                row = await work(agent, task)
             except (RuntimeError, TimeoutError) as error:
                 print(f"error: {agent} {task} was not measured: {error!r}", file=sys.stderr)
                 continue
-            for detail in rows[-1].get("details", ()):
-                print(f"  {detail}", file=sys.stderr)
-    return rows
+            show(row, with_head=with_head)
+            with_head = False
 
 
 def main() -> int:
@@ -418,10 +418,7 @@ def main() -> int:
     parser.add_argument("--tasks", default=",".join(TASKS), help="names, separated by commas")
     options = parser.parse_args()
     for name in options.measures or MEASURES:
-        rows = asyncio.run(measure(name, options.agents.split(","), options.tasks.split(",")))
-        if rows:
-            print(f"\n{name}\n")
-            show(rows)
+        asyncio.run(measure(name, options.agents.split(","), options.tasks.split(",")))
     return 0
 
 

@@ -12,6 +12,9 @@ import pytest
 
 from paddock.agents.command import CommandAgent
 from paddock.config import PADDOCK_IMAGES
+from paddock.models.endpoint import Endpoint
+from paddock.models.replay import ReplayServer
+from paddock.rollouts.fork import fork
 from paddock.store import Store
 from paddock.store.outcome import Outcome
 from paddock.store.record import RolloutRecord
@@ -210,3 +213,25 @@ def test_sealed_ends_the_processes_of_a_step(tmp_path: Path) -> None:
         step("two", "cat /proc/[0-9]*/cmdline > seen", scored_by(unseen), verifier=sealed),
     )
     assert (record.outcome, record.reward) == (Outcome.OK, 1.0), record.error
+
+
+def test_a_fork_repeats_the_steps_before_its_call(tmp_path: Path) -> None:
+    """Both steps send the same request; the second step's call is the one that is sampled live."""
+    steps = (step("one", "echo 1 > one.txt", scored_by("test -e one.txt")), step("two", "true", scored_by("true")))
+
+    async def play() -> None:
+        script = {"turns": [{"text": "Go."}]}
+        with Store.open(tmp_path) as store:
+            source, _ = await spoken(store, script, CALLER, task=a_task(*steps))
+            async with ReplayServer(script) as server:
+                model = Endpoint(server.url, "replay", engine="vllm")
+                result = await fork(source, at="c1", model=model, agent=CALLER, store=store)
+                (record,) = result.records
+                assert (record.outcome, rewards(record)) == (Outcome.OK, [("one", 1.0), ("two", 1.0)]), record.error
+                assert [call.replayed_from for call in store.calls(record.rollout_id)] == [
+                    f"{source.rollout_id}/c0",
+                    None,
+                ]
+                assert len(server.log) == 1
+
+    run(play())

@@ -190,6 +190,22 @@ def test_a_batch_with_a_larger_budget_continues_its_members(store: Store) -> Non
     run(play())
 
 
+def test_after_an_outage_a_batch_goes_on_at_another_url(store: Store) -> None:
+    fails = {**SCRIPT, "faults": [{"turn": 3, "status": 401, "times": 9}]}
+
+    async def play() -> None:
+        options: dict[str, Any] = {"agent": speaker(), "store": store, "retries": 0}
+        async with ReplayServer(fails, api_key=UPSTREAM_KEY) as server:
+            first = await run_batch([a_task()], model=endpoint_of(server), batch_id="b-one", **options)
+            assert first.records[0].outcome is Outcome.MODEL
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            again = await run_batch([a_task()], model=endpoint_of(server), resume="b-one", **options)
+            assert again.records[0].reward == 1.0
+            assert [served.turn for served in server.log] == [3, 4]
+
+    run(play())
+
+
 def test_from_start_samples_everything_again(store: Store) -> None:
     async def play() -> None:
         async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:

@@ -15,6 +15,8 @@ from paddock.capture.recorded.volatile import mask_volatile
         ("-rw-r--r-- 1 root root 5 Nov 18 20:47 a.txt", "-rw-r--r-- 1 root root 5 Dec 19 01:02 a.txt"),
         ("3 passed in 0.12s", "3 passed in 1.05s"),
         ("took 12 ms", "took 7 ms"),
+        ("<duration_ms>2263</duration_ms>", "<duration_ms>12</duration_ms>"),
+        ('{"elapsed": 1.25}', '{"elapsed": 0.5}'),
         ("http://127.0.0.1:40123/v1", "http://127.0.0.1:51515/v1"),
         ("listening on port 40123", "listening on port 51515"),
         ("pid 123", "pid 45678"),

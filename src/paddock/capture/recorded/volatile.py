@@ -10,6 +10,7 @@ import re
 MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
 WEEKDAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,?"
 ID_PREFIX = r"(?:call|toolu|msg|ses|session|prt|chatcmpl|resp|fc|rs|req|evt|job|run|thread|conv|tmp)"
+DURATION_NAME = r"(?:duration|elapsed|latency|uptime|wall[_ ]?time)(?:[_ ]?(?:ms|us|ns|s|secs?|seconds))?"
 RULES: tuple[tuple[str, str], ...] = (
     (r"\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b", "<id>"),
     (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?", "<time>"),
@@ -20,6 +21,7 @@ RULES: tuple[tuple[str, str], ...] = (
     ),
     (r"\b\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?(?:\s?[AaPp][Mm])?(?:\s(?:UTC|GMT)(?:\s+\d{4})?)?\b", "<time>"),
     (r"\b\d+(?:\.\d+)?\s?(?:ms|us|µs|ns|s|secs?|seconds?|m|mins?|minutes?)\b", "<duration>"),
+    (rf"(?i)\b({DURATION_NAME}\b[\"']?\s*[>:=]\s*)\d+(?:\.\d+)?", r"\1<duration>"),
     (r"\b0x[0-9a-fA-F]{4,}\b", "<address>"),
     (r"((?:127\.0\.0\.1|0\.0\.0\.0|localhost|\[::1?\]):)\d{2,5}\b", r"\1<port>"),
     (r"(?i)\b(port[ =:]+)\d{2,5}\b", r"\1<port>"),
