@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 
+from paddock.capture.masking import Mask
+from paddock.capture.trace import Call
 from paddock.errors import ConfigError, StoreError
 from paddock.limits import SnapshotLimits
 from paddock.models.endpoint import Endpoint
 from paddock.models.replay import ReplayServer
 from paddock.rollouts import snapshots
 from paddock.rollouts.fork import fork
+from paddock.rollouts.recorder import RolloutRecorder
+from paddock.rollouts.snapshots import WorkFolderSnapshots
 from paddock.sandbox.bwrap import BwrapSandbox
+from paddock.sandbox.folder_scan import FileState, FolderScan, ScannedEntry
 from paddock.store import Store
 from paddock.store.outcome import Outcome
 from paddock.store.record import RolloutRecord
@@ -101,10 +106,9 @@ def test_a_limit_and_a_secret_are_named(store: Store) -> None:
 
 def test_a_folder_that_does_not_answer_holds_nothing_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "READ_SECONDS", 0.05)
-    answered = asyncio.Event
 
     async def hang(*_: Any) -> Any:
-        await answered().wait()
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(BwrapSandbox, "with_folder", hang)
     record = saved(store, "echo 42 > answer.txt", "true")
@@ -133,21 +137,46 @@ def test_a_snapshot_that_cannot_be_stored_is_part_of_the_next(store: Store, monk
     assert record.snapshots["problems"] == {"the disk is full": 1}
 
 
-def test_calls_at_the_same_time_share_a_snapshot(store: Store) -> None:
-    agent = speaker("""
-from threading import Thread
-body = {"messages": [{"role": "user", "content": "Go on."}]}
-threads = [Thread(target=post, args=(body,)) for _ in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-""")
-    turns = {"turns": [{"text": "Yes."}] * 4}
-    record, _ = run(spoken(store, turns, agent, snapshots=True, task=a_task(files={"a": b"a"})))
-    taken = [call.snapshot for call in store.calls(record.rollout_id)]
-    assert [each["problem"] for each in taken] == [None] * 4
-    assert all(history(store, record).folder(f"c{number}") for number in range(4))
+class SlowSandbox:
+    """Its work folder cannot be read before `ready` is set."""
+
+    workdir = "work"
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.ready = asyncio.Event()
+
+    async def with_folder(self, path: str, work: Any) -> FolderScan:
+        self.reads += 1
+        await self.ready.wait()
+        state = FileState("file", 0o644, self.reads)
+        return FolderScan({"a": ScannedEntry(state, None)})
+
+
+def test_calls_that_begin_during_a_scan_share_the_next_one(store: Store) -> None:
+    async def play() -> None:
+        sandbox: Any = SlowSandbox()
+        record = RolloutRecord("r1", "task", started_at=1.0)
+        store.begin(record)
+        recorder = RolloutRecorder(store, record, Mask(()), lambda: None)
+        taken = WorkFolderSnapshots(lambda: sandbox, recorder, SnapshotLimits())
+        calls = [Call(f"c{number}", number) for number in range(3)]
+        begun = [taken.begin(calls[0])]
+        while not sandbox.reads:
+            await asyncio.sleep(0)
+        begun += map(taken.begin, calls[1:])
+        sandbox.ready.set()
+        await asyncio.gather(*begun)
+        for call in calls:
+            await taken.wait_saved(call)
+        assert sandbox.reads == 2
+        assert [(call.snapshot["since"], call.snapshot["count"]) for call in calls] == [
+            (None, 1),
+            ("c0", 1),
+            ("c1", 0),
+        ]
+
+    run(play())
 
 
 def test_where_there_is_no_folder_snapshots_are_refused(store: Store) -> None:
@@ -216,10 +245,9 @@ def test_old_snapshots_are_deleted_and_the_rollout_stays(store: Store) -> None:
     assert store.prune(max_age_seconds=0.0).rollouts == [record.rollout_id]
 
 
-def test_a_prune_deletes_the_snapshots_of_its_rollouts_only(store: Store) -> None:
+def test_a_deleted_rollout_leaves_the_snapshots_of_others(store: Store) -> None:
     first = saved(store, "echo 42 > answer.txt")
     second = saved(store, "echo 42 > answer.txt; echo 1 > more")
-    assert first.finished_at is not None
-    store.prune(max_age_seconds=time.time() - first.finished_at - 1e-6)
+    store.delete([first.rollout_id])
     assert store.get(first.rollout_id) is None
     assert changed(store, second, "c0") == [("added", "answer.txt"), ("added", "more")]

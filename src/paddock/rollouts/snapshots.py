@@ -1,8 +1,8 @@
 """Snapshots of the work folder of one rollout: one when each model call begins, and one at the end of each step.
 
 The agent waits for its answer meanwhile, so the folder is read while the model is asked, and the answer is held back
-until it was read. Calls that begin while it is read share the result. Whatever goes wrong is recorded as the reason
-why there is no snapshot, and never ends the rollout.
+until it was read. Calls that begin while it is read share the scan that follows. Whatever goes wrong is recorded as
+the reason why there is no snapshot, and never ends the rollout.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class WorkFolderSnapshots:
         self._limits = limits
         self._reading: asyncio.Future[FolderScan] | None = None
         """The thread that reads the folder, even if nobody waits for it any more."""
-        self._scan: asyncio.Future[FolderScan] | None = None
+        self._turn = asyncio.Lock()
+        """Held while the folder is read."""
+        self._next_scan: asyncio.Future[FolderScan] | None = None
+        """The scan that has not begun yet, for all calls that begin before it does."""
         self._saving: asyncio.Future[None] | None = None
         """The latest of the snapshots that are being stored, one after the other."""
         self._of_call: dict[str, asyncio.Future[None]] = {}
@@ -74,10 +77,11 @@ class WorkFolderSnapshots:
 
     def begin(self, call: Call) -> asyncio.Future[None]:
         """Take the snapshot of a call that begins. The future is done when the folder was read, and never fails."""
-        if self._scan is None or self._scan.done():
-            self._scan = asyncio.ensure_future(self._read_folder())
-        self._of_call[call.id] = asyncio.ensure_future(self._save_call(call, self._scan))
-        return asyncio.ensure_future(_wait_quietly(self._scan))
+        if self._next_scan is None:
+            self._next_scan = asyncio.ensure_future(self._scan_in_turn())
+        scan = self._next_scan
+        self._of_call[call.id] = asyncio.ensure_future(self._save_call(call, scan))
+        return asyncio.ensure_future(_wait_quietly(scan))
 
     async def wait_saved(self, call: Call) -> None:
         """Wait until a call has its snapshot, or the reason why it has none."""
@@ -87,7 +91,7 @@ class WorkFolderSnapshots:
     async def finish(self, step: str = "") -> None:
         """The snapshot of what the last call of a step changed."""
         name = f"end of {step}" if step else "end"
-        snapshot = await self._save(name, asyncio.ensure_future(self._read_folder()))
+        snapshot = await self._save(name, asyncio.ensure_future(self._scan_in_turn()))
         self._ends[name] = snapshot.to_json()
 
     def to_json(self) -> dict[str, Any]:
@@ -153,6 +157,11 @@ class WorkFolderSnapshots:
     def _encode(self, changes: dict[str, FileState | None]) -> bytes:
         encoded = encode_changes(changes)
         return encode(self._recorder.mask.value(decode(encoded))) if self._recorder.mask.is_in(encoded) else encoded
+
+    async def _scan_in_turn(self) -> FolderScan:
+        async with self._turn:
+            self._next_scan = None
+            return await self._read_folder()
 
     async def _read_folder(self) -> FolderScan:
         """Raises SandboxError if the folder cannot be read in time."""
