@@ -108,6 +108,7 @@ class TokenEngine:
     answer: Callable[[str, int], Reply | str]
     engine: str = "vllm"
     tokens_per_event: int = 3
+    missing_path: str | None = None
     cumulative: bool = True
     """Whether SGLang's events repeat all earlier tokens."""
     calls: list[LoggedCall] = field(default_factory=list)
@@ -137,11 +138,13 @@ class TokenEngine:
         body = json.loads(await request.read())
         if request.path in ("/tokenize", "/detokenize"):
             return self._tokenizer(request.path, body)
+        if request.path == self.missing_path:
+            return web.json_response({"detail": "Not Found"}, status=404)
         if request.path == "/v1/chat/completions":
             self.chat_bodies.append(body)
             choice = {"index": 0, "message": {"role": "assistant", "content": "seen"}, "finish_reason": "stop"}
             return web.json_response({"id": "x", "model": "real", "choices": [choice]})
-        prompt = body.get("input_ids") or body.get("prompt")
+        prompt = body.get("input_ids") or body.get("prompt") or body.get("token_ids")
         assert isinstance(prompt, list)
         assert all(isinstance(token, int) for token in prompt)
         made = self.answer(decode(prompt), len(self.calls))
@@ -154,6 +157,8 @@ class TokenEngine:
         while stop is not None and stop in decode(ids[:-1]):
             ids = ids[:-1]
         self.calls.append(LoggedCall(body, prompt, ids))
+        if request.path == "/inference/v1/generate":
+            return web.json_response(vllm_generated(ids, finish))
         events = EVENTS[self.engine](self, prompt, ids, finish, stop)
         if body.get("stream"):
             return await self._stream(request, events)
@@ -193,6 +198,12 @@ def vllm_document(prompt: list[int] | None, ids: list[int], finish: str | None, 
     if prompt is not None:
         choice["prompt_token_ids"] = prompt
     return {"id": "x", "choices": [choice | {"stop_reason": stop}]}
+
+
+def vllm_generated(ids: list[int], finish: str) -> dict[str, Any]:
+    entries = [{"token": f"token_id:{token}", "logprob": LOGPROB, "top_logprobs": []} for token in ids]
+    choice = {"index": 0, "token_ids": ids, "logprobs": {"content": entries}, "finish_reason": finish}
+    return {"request_id": "x", "choices": [choice]}
 
 
 def vllm_usage(prompt: list[int], ids: list[int]) -> dict[str, int]:

@@ -221,7 +221,7 @@ class Exchange:
 
     def _build_request(self, compatibility: Compatibility) -> UpstreamRequest:
         if self._token_call is not None:
-            request = self._token_call.build(self.chat, self.settings, self.max_tokens)
+            request = self._token_call.build(self.chat, self.settings, compatibility, self.max_tokens)
         else:
             request = build_request(
                 self.chat,

@@ -13,8 +13,9 @@ from paddock.capture.errors import UpstreamFailure
 from paddock.capture.exchange import Exchange
 from paddock.capture.masking import Mask
 from paddock.capture.settings import CaptureSettings
+from paddock.capture.tokens.tokenizer import check_installed
 from paddock.capture.trace import Call, Level
-from paddock.errors import ModelError
+from paddock.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from paddock.capture.upstream import Upstream
@@ -61,6 +62,8 @@ class ProbeReport:
     weight_version: str | None
     refused: list[str]
     """Fields that the endpoint refused."""
+    token_mode_problem: str | None = None
+    """Why token mode cannot be used on it; None if it can."""
     advice: list[str] = field(default_factory=list)
 
     @property
@@ -114,8 +117,19 @@ async def probe(endpoint: Endpoint, upstream: Upstream, settings: CaptureSetting
         weight_version=call.weight_version,
         refused=sorted(upstream.compatibility(endpoint).refused_fields),
     )
+    report.token_mode_problem = find_token_mode_problem(report.engine)
     report.advice = advise(report)
     return report
+
+
+def find_token_mode_problem(engine: str) -> str | None:
+    if find_engine(engine).token_api is None:
+        return f"the engine ({engine}) is not known to take token ids: vLLM, SGLang and llama.cpp do"
+    try:
+        check_installed()
+    except ConfigError as error:
+        return f"{error}: {error.hint}"
+    return None
 
 
 def advise(report: ProbeReport) -> list[str]:

@@ -35,7 +35,7 @@ CAPTURE_FIELDS = frozenset(
 )
 """Set by the proxy only, so that the agent cannot change what is captured."""
 CHAT_PATH = "/chat/completions"
-CONVERSATION = ("messages", "tools", "prompt", "input_ids")
+CONVERSATION = ("messages", "tools", "prompt", "input_ids", "token_ids")
 """The fields that hold the conversation, as messages or as token ids."""
 MAX_TOKENS_FIELDS = ("max_tokens", "max_completion_tokens")
 CONSTRAINTS = (
@@ -53,6 +53,8 @@ CONSTRAINTS = (
 """Fields that force or forbid tokens."""
 FREE_TOOL_CHOICE = (None, "auto", "none")
 REFUSED_STATUS = (400, 422)
+MISSING_PATH = re.compile(r"^\W*(404\W*)?not found\W*$", re.IGNORECASE)
+"""The error of a path that is not there, and not of a model that is not."""
 REFUSAL_TEXT = re.compile(
     r"unrecogni[sz]ed|unknown|unsupported|not supported|unexpected|not permitted|not allowed|extra (inputs|fields)"
     r"|additional propert|does not support|invalid (parameter|argument|field)",
@@ -67,6 +69,8 @@ class Compatibility:
     refused_fields: frozenset[str] = frozenset()
     unary_only: bool = False
     """It returns tokens only if it does not stream."""
+    uses_other_token_api: bool = False
+    """It has no `TokenApi.path`, so `TokenApi.other` is used."""
     max_tokens_field: str | None = None
     """The only one of `MAX_TOKENS_FIELDS` that it accepts."""
 
@@ -82,6 +86,7 @@ class UpstreamRequest:
     path: str = CHAT_PATH
     at_root: bool = False
     """Whether the path begins at the server's root."""
+    has_other_token_api: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers that the engine needs."""
 
@@ -160,6 +165,8 @@ def adapt(
     request: UpstreamRequest, compatibility: Compatibility, status: int | None, error: str
 ) -> Compatibility | None:
     """What to change after this error; None if it is not about a field that the proxy added."""
+    if status == 404 and request.has_other_token_api and MISSING_PATH.search(error):
+        return replace(compatibility, uses_other_token_api=True)
     if status not in REFUSED_STATUS:
         return None
     words = set(re.findall(r"\w+", error))

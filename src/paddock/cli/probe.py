@@ -84,6 +84,9 @@ def print_report(report: ProbeReport) -> None:
         "streaming": "yes" if report.streaming else "no, replayed when complete",
         "tools": ("used" if report.tool_calls else "taken, not used") if report.tools else "refused",
         "first token": f"{report.latency * 1000:.0f} ms",
+        "token mode": "yes, with --tokens"
+        if report.token_mode_problem is None
+        else f"no: {report.token_mode_problem}",
         "trainable": "yes" if report.trainable else "no",
     }
     for name, value in rows.items():

@@ -31,7 +31,9 @@ async def token_proxy(
     **changes: Any,
 ) -> AsyncIterator[ProxyUnderTest]:
     """`changes` are settings, or fields of the engine."""
-    options = {name: changes.pop(name) for name in ("tokens_per_event", "cumulative") if name in changes}
+    options = {
+        name: changes.pop(name) for name in ("tokens_per_event", "cumulative", "missing_path") if name in changes
+    }
     source = tokenizer or tokenizer_folder(CHATML if family == "default" else None)
     model: Any = TokenEngine(answer, engine, **options)
     async with start_proxy(model, tokens=TokenSettings(source, family), **changes) as proxy:

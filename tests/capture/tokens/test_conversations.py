@@ -57,6 +57,19 @@ def test_sglang_events_with_new_tokens_only_are_read() -> None:
     run(body())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_vllm_without_completions_is_asked_to_generate(stream: bool) -> None:
+    async def body() -> None:
+        async with token_proxy(listing_then_text, missing_path="/v1/completions") as proxy:
+            first = await send(proxy, [SYSTEM, USER], tools=TOOLS, stream=stream)
+            assert [each["status"] for each in first.attempts] == [404]
+            second = await send(proxy, [SYSTEM, USER, first.message, result(first.message)], tools=TOOLS)
+            assert (second.attempts, continues(second, first)) == ([], True)
+            check_ids(proxy)
+
+    run(body())
+
+
 def test_what_agents_spell_in_another_way_is_no_edit() -> None:
     """Dropped reasoning, other ids of tool calls, other JSON, trimmed text, a list of parts."""
 
@@ -120,6 +133,19 @@ def test_subagents_and_a_second_continuation_find_their_own_conversation() -> No
             assert renders == ["first", "first", "bridge", "bridge", "bridge"]
             assert (other.token_mode or {})["branch"]
             check_ids(proxy)
+
+    run(body())
+
+
+def test_other_tools_start_a_branch() -> None:
+    async def body() -> None:
+        async with token_proxy(lambda prompt, calls: f"Answer {calls}.") as proxy:
+            first = await send(proxy, [SYSTEM, USER], tools=TOOLS)
+            second = await send(proxy, [SYSTEM, USER, first.message, USER], tools=[*TOOLS, *TOOLS])
+            assert (second.token_mode or {})["branch"]
+            assert (second.token_mode or {})["reason"] == "the tools are not those of the earlier calls"
+            third = await send(proxy, [SYSTEM, USER, first.message, USER], tools=TOOLS)
+            assert continues(third, first)
 
     run(body())
 

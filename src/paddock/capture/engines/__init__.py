@@ -74,6 +74,9 @@ class TokenApi:
     """Whether the ids and logprobs are complete if a stop string ends the answer."""
     closes_streams: bool = False
     """It closes the connection after a stream, without saying so."""
+    can_stream: bool = True
+    other: TokenApi | None = None
+    """What to use if the server has no such path."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,8 @@ class TokenConversations:
 
 def describe_change(lookup: Lookup, messages: list[dict[str, Any]]) -> str | None:
     """How the messages differ from those that produced ids; None if they begin or continue a conversation."""
+    if lookup.has_other_tools:
+        return "the tools are not those of the earlier calls"
     answered = 0 if lookup.answered is None else lookup.answered.size
     if not lookup.shared or lookup.shared == answered or lookup.shared == len(messages):
         return None

@@ -37,6 +37,7 @@ class AnsweredCall:
     reasoning: bytes
     size: int
     """The number of messages, the answer included."""
+    tools: bytes
     parent: AnsweredCall | None = None
 
 
@@ -45,7 +46,9 @@ class Lookup:
     """What is known of a request's messages."""
 
     chain: list[bytes]
-    """A digest of the tools, then one of each longer history."""
+    """A digest of no message, then one of each longer history."""
+    tools: bytes
+    """A digest of the tools."""
     answered: AnsweredCall | None = None
     """The longest answered history that the messages begin with."""
     shared: int = 0
@@ -53,35 +56,39 @@ class Lookup:
     is_conversation: bool = False
     """Whether more than the system prompt is shared."""
     is_branch: bool = False
-    """Another call has continued the turn, or the turn's history, already."""
+    """Another call has continued the answered history already, with other messages."""
+    has_other_tools: bool = False
+    """A longer history was answered, with other tools."""
 
 
 @dataclass(slots=True)
 class History:
-    """The conversations of one rollout, each a chain of turns."""
+    """The conversations of one rollout, each a chain of answered calls."""
 
-    _turns: dict[bytes, list[AnsweredCall]] = field(default_factory=dict)
+    _answers: dict[bytes, list[AnsweredCall]] = field(default_factory=dict)
     """By the digest of the whole history."""
     _prefixes: set[bytes] = field(default_factory=set)
     """The digests of all histories that were part of a prompt."""
     _extended: set[bytes] = field(default_factory=set)
-    """The digests of the turns that a call has continued."""
+    """The digests of the answered histories that a call has continued."""
 
     def find(self, messages: Sequence[Message], tools: Any) -> Lookup:
         """Find what the messages continue, and remember them."""
-        chain = [_digest(b"", orjson.dumps(tools))]
+        chain = [_digest(b"", b"")]
         for message in messages:
             chain.append(_digest(chain[-1], message_key(message)))
-        lookup = Lookup(chain)
+        lookup = Lookup(chain, _digest(b"", orjson.dumps(tools)))
         last = len(messages)
         for size in range(last, 0, -1):
             if not lookup.shared and chain[size] in self._prefixes:
                 lookup.shared = size
-            if size < last and (answered := self._matching(chain[size], messages)) is not None:
+            answers = self._answers.get(chain[size], ()) if size < last else ()
+            if (answered := _choose([each for each in answers if each.tools == lookup.tools], messages)) is not None:
                 lookup.answered = answered
                 lookup.is_branch = chain[size] in self._extended and chain[last] not in self._prefixes
                 self._extended.add(chain[size])
                 break
+            lookup.has_other_tools |= any(each.tools != lookup.tools for each in answers)
         lookup.is_conversation = any(message.get("role") not in SYSTEM for message in messages[: lookup.shared])
         self._prefixes.update(chain[1:])
         return lookup
@@ -90,18 +97,20 @@ class History:
         """Remember what a call sampled."""
         digest = _digest(lookup.chain[-1], message_key(answer))
         reasoning = _squeeze(answer.get("reasoning_content")).encode()
-        turn = AnsweredCall(call_id, prompt, sampled, answer, reasoning, len(lookup.chain), lookup.answered)
-        self._turns.setdefault(digest, []).append(turn)
+        size, before = len(lookup.chain), lookup.answered
+        answered = AnsweredCall(call_id, prompt, sampled, answer, reasoning, size, lookup.tools, before)
+        self._answers.setdefault(digest, []).append(answered)
         self._prefixes.add(digest)
 
-    def _matching(self, digest: bytes, messages: Sequence[Message]) -> AnsweredCall | None:
-        """The latest turn with this history. Of several with the same text, the one whose tool calls the agent
-        names."""
-        turns = [turn for turn in self._turns.get(digest, ()) if _has_reasoning_of(turn, messages)]
-        if len(turns) < 2:
-            return turns[0] if turns else None
-        named = _tool_call_ids(messages[turns[0].size - 1])
-        return next((turn for turn in reversed(turns) if _tool_call_ids(turn.answer) == named), turns[-1])
+
+def _choose(answers: list[AnsweredCall], messages: Sequence[Message]) -> AnsweredCall | None:
+    """The latest of the calls with this history. Of several with the same text, the one whose tool calls the agent
+    names."""
+    matching = [each for each in answers if _has_reasoning_of(each, messages)]
+    if len(matching) < 2:
+        return matching[0] if matching else None
+    named = _tool_call_ids(messages[matching[0].size - 1])
+    return next((each for each in reversed(matching) if _tool_call_ids(each.answer) == named), matching[-1])
 
 
 def message_key(message: Message) -> bytes:
@@ -141,9 +150,9 @@ def _canonical_numbers(value: Any) -> Any:
     return value
 
 
-def _has_reasoning_of(turn: AnsweredCall, messages: Sequence[Message]) -> bool:
+def _has_reasoning_of(answered: AnsweredCall, messages: Sequence[Message]) -> bool:
     """Whether all reasoning that the agent sent back is what was sampled. It may leave reasoning out."""
-    each: AnsweredCall | None = turn
+    each: AnsweredCall | None = answered
     while each is not None:
         message = messages[each.size - 1]
         sent = _squeeze(message.get("reasoning_content") or message.get("reasoning")).encode()

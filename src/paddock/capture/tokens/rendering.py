@@ -195,6 +195,14 @@ def open_rendering(tokenizer: TextTokenizer, *, family: str | None, model: str, 
     return Rendering(renderer, tokenizer, family)
 
 
+def is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def plain_text(content: Any) -> str:
     """The text of a message's content, its parts joined as inference engines do it."""
     if content is None or isinstance(content, str):
@@ -217,5 +225,8 @@ def _find_parsers(tokenizer: TextTokenizer) -> dict[str, Any]:
 def _tool_call(call: Any) -> dict[str, Any]:
     arguments = call.arguments if call.arguments is not None else {}
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    if not is_utf8(text):
+        # A model may write half of a surrogate pair as an escape. It can be sent as an escape only.
+        text = json.dumps(arguments)
     function = {"name": call.name, "arguments": text}
     return {"id": call.id or f"call_{uuid4().hex[:24]}", "type": "function", "function": function}

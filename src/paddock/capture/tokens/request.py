@@ -13,12 +13,12 @@ from paddock.capture.engines import STANDARD_NEUTRAL, TokenRequest
 from paddock.capture.errors import UpstreamFailure
 from paddock.capture.tokens.rendering import plain_text
 from paddock.capture.tokens.streaming import ReplyStream
-from paddock.capture.upstream_request import MAX_TOKENS_FIELDS, UpstreamRequest
+from paddock.capture.upstream_request import MAX_TOKENS_FIELDS, Compatibility, UpstreamRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paddock.capture.engines import InferenceEngine, SampledPiece
+    from paddock.capture.engines import InferenceEngine, SampledPiece, TokenApi
     from paddock.capture.settings import CaptureSettings
     from paddock.capture.tokens.rendering import ParsedReply, Rendering
 
@@ -46,6 +46,7 @@ class TokenCall:
     on_answer: Callable[[list[int], dict[str, Any], list[dict[str, str]]], None]
     """Gets the sampled ids, the message as the agent gets it, and the tool calls that could not be parsed."""
     _stream: ReplyStream = field(init=False)
+    _api: TokenApi = field(init=False)
     _finish_reason: str | None = None
     _stop_string: str | None = None
     _has_started: bool = False
@@ -60,16 +61,21 @@ class TokenCall:
         self._finish_reason = self._stop_string = None
         self._has_started = False
 
-    def build(self, chat: dict[str, Any], settings: CaptureSettings, max_tokens: int) -> UpstreamRequest:
+    def build(
+        self, chat: dict[str, Any], settings: CaptureSettings, compatibility: Compatibility, max_tokens: int
+    ) -> UpstreamRequest:
         """The request for the engine."""
         api = self.engine.token_api
         assert api is not None
+        if compatibility.uses_other_token_api and api.other is not None:
+            api = api.other
+        self._api = api
         temperature = chat.get("temperature") if settings.temperature is None else settings.temperature
         sampling = {**STANDARD_NEUTRAL, **self.engine.neutral_sampling}
         if temperature is not None:
             sampling["temperature"] = temperature
         limits = [chat[name] for name in MAX_TOKENS_FIELDS if _is_count(chat.get(name))]
-        is_stream = bool(chat.get("stream"))
+        is_stream = bool(chat.get("stream")) and api.can_stream
         request = TokenRequest(
             model=self.model,
             prompt=self.prompt,
@@ -82,7 +88,14 @@ class TokenCall:
             is_stream=is_stream,
         )
         headers = {"Connection": "close"} if is_stream and api.closes_streams else {}
-        return UpstreamRequest(api.write(request), is_stream, path=api.path, at_root=api.at_root, headers=headers)
+        return UpstreamRequest(
+            api.write(request),
+            is_stream,
+            path=api.path,
+            at_root=api.at_root,
+            has_other_token_api=api.other is not None,
+            headers=headers,
+        )
 
     # -- responses ------------------------------------------------------------------------------------
 
@@ -127,9 +140,8 @@ class TokenCall:
         }
 
     def _read(self, document: dict[str, Any]) -> SampledPiece:
-        assert self.engine.token_api is not None
         try:
-            piece = self.engine.token_api.read(document, len(self._stream.ids))
+            piece = self._api.read(document, len(self._stream.ids))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise UpstreamFailure(f"the endpoint's answer has an unexpected form: {error}") from error
         if piece.prompt_ids is not None and piece.prompt_ids != self.prompt:
