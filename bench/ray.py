@@ -68,7 +68,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Measurement:
     """One measure: the values of its rounds, and how they compare with those of its base."""
 
     measure: str
@@ -95,7 +95,7 @@ class Line:
 # -- steps and sessions -------------------------------------------------------------------------------
 
 
-def steps(settings: Settings) -> list[Line]:
+def steps(settings: Settings) -> list[Measurement]:
     """The same server, in an actor and in a process of its own; then with a gateway before it."""
     options = ["--max-sessions", str(4 * max(*STEP_SESSIONS, OPENS)), "--log-level", "warning"]
     with ExitStack() as stack:
@@ -119,7 +119,7 @@ def steps(settings: Settings) -> list[Line]:
         return lines + against(f"sessions opened, {OPENS}", "opens/s", rates, {})
 
 
-def vector(settings: Settings) -> list[Line]:
+def vector(settings: Settings) -> list[Measurement]:
     """The same client and the same gateway; what differs is how many hosts there are to spread over."""
     options = ["--max-sessions", str(4 * VECTOR_SESSIONS), "--log-level", "warning"]
     with ExitStack() as stack:
@@ -133,7 +133,7 @@ def vector(settings: Settings) -> list[Line]:
         return against(f"steps of one client, {VECTOR_SESSIONS:,} sessions", "steps/s", rates, {"two hosts": 1.0})
 
 
-def scaling(settings: Settings) -> list[Line]:
+def scaling(settings: Settings) -> list[Measurement]:
     """Each host has few threads, so that waiting and not the cores is what limits it."""
     options = ["--threads", str(WAIT_THREADS), "--host-cpus", "1", "--max-sessions", str(4 * WAIT_SESSIONS)]
     with ExitStack() as stack:
@@ -174,7 +174,7 @@ def wait_for(what: str, holds: Callable[[], bool]) -> None:
 # -- rollouts -----------------------------------------------------------------------------------------
 
 
-def rollouts(settings: Settings) -> list[Line]:
+def rollouts(settings: Settings) -> list[Measurement]:
     """Four at a time on each node; by the local engine four at a time as well."""
     nodes = {f"{count} node{'s' if count > 1 else ''}": count for count in (1, 2, 3)}
     with ExitStack() as stack:
@@ -219,7 +219,7 @@ async def roll_out(engine: Any, parallel: int) -> float:
 # -- costs --------------------------------------------------------------------------------------------
 
 
-def cost(settings: Settings) -> list[Line]:
+def cost(settings: Settings) -> list[Measurement]:
     """Processor time, which other work on the machine changes little, and memory."""
     options = ["--hosts", "1", "--max-sessions", "4000", "--log-level", "warning"]
     with ExitStack() as stack:
@@ -231,8 +231,8 @@ def cost(settings: Settings) -> list[Line]:
         (gateway,) = [pid for pid in children() if b"paddock.scale.gateway_server" in words_of(pid)]
         before = {pid: proportional_memory(pid) for pid in (host, gateway)}
         lines = [
-            Line("memory of an empty host", "MiB", [before[host]]),
-            Line("of a gateway", "MiB", [before[gateway]]),
+            Measurement("memory of an empty host", "MiB", [before[host]]),
+            Measurement("of a gateway", "MiB", [before[gateway]]),
         ]
         spent: dict[int, list[float]] = {host: [], gateway: []}
         for _ in range(settings.rounds):
@@ -241,13 +241,13 @@ def cost(settings: Settings) -> list[Line]:
             for pid, values in spent.items():
                 # The generator warms up for half a second, at the same rate.
                 values.append(1e6 * (cpu_seconds(pid) - began[pid]) / (rate * (settings.seconds + 0.5)))
-        lines += [Line("processor time of a step, host", "us", spent[host])]
-        lines += [Line("processor time of a step, gateway that forwards", "us", spent[gateway])]
+        lines += [Measurement("processor time of a step, host", "us", spent[host])]
+        lines += [Measurement("processor time of a step, gateway that forwards", "us", spent[gateway])]
         stack.enter_context(connected(cluster.address))
         return lines + rollout_cost()
 
 
-def rollout_cost() -> list[Line]:
+def rollout_cost() -> list[Measurement]:
     """Of twelve rollouts at once, each with an agent that only waits."""
     workers: dict[int, float] = {}
     observed = threading.Event()
@@ -266,8 +266,8 @@ def rollout_cost() -> list[Line]:
     observed.set()
     watching.join()
     return [
-        Line("memory of a rollout's worker, without its agent", "MiB", list(workers.values()) or [0.0]),
-        Line("processor time of a rollout, driver (with the scripted model)", "ms", [1000 * spent]),
+        Measurement("memory of a rollout's worker, without its agent", "MiB", list(workers.values()) or [0.0]),
+        Measurement("processor time of a rollout, driver (with the scripted model)", "ms", [1000 * spent]),
     ]
 
 
@@ -307,11 +307,13 @@ def interleaved(urls: dict[str, str], settings: Settings, measure: Callable[[str
     return values
 
 
-def against(measure: str, unit: str, rates: dict[str, list[float]], targets: dict[str, float]) -> list[Line]:
+def against(measure: str, unit: str, rates: dict[str, list[float]], targets: dict[str, float]) -> list[Measurement]:
     """The first is what the others are compared with."""
     first, *others = rates
-    lines = [Line(f"{measure}, {first}", unit, rates[first])]
-    return lines + [Line(f"{measure}, {name}", unit, rates[name], rates[first], targets.get(name)) for name in others]
+    lines = [Measurement(f"{measure}, {first}", unit, rates[first])]
+    return lines + [
+        Measurement(f"{measure}, {name}", unit, rates[name], rates[first], targets.get(name)) for name in others
+    ]
 
 
 def fault() -> dict[str, Any]:
@@ -322,7 +324,7 @@ def fault() -> dict[str, Any]:
         return outcome.as_json()
 
 
-MEASURES: dict[str, Callable[[Settings], list[Line]]] = {
+MEASURES: dict[str, Callable[[Settings], list[Measurement]]] = {
     "steps": steps,
     "vector": vector,
     "scaling": scaling,

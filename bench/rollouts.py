@@ -90,7 +90,7 @@ for command in ("echo 42 > answer.txt; sleep 0.5", "true"):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ReportRow:
     measure: str
     value: str
     target: str = ""
@@ -100,7 +100,7 @@ class Line:
 # -- overhead -----------------------------------------------------------------------------------------
 
 
-async def overhead() -> list[Line]:
+async def overhead() -> list[ReportRow]:
     task = Task(instruction="Write 42 to answer.txt.", id="answer", verifier=TEST)
     records, calls = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -120,11 +120,11 @@ async def overhead() -> list[Line]:
     whole = [((record.wall_s or 0.0) - record.stages["agent"]) * 1000 for record in records]
     overhead = median(whole)
     return [
-        Line("overhead of a rollout", f"{overhead:.0f} ms", f"< {OVERHEAD_MS:.0f} ms", overhead < OVERHEAD_MS),
-        *(Line(f"  {name}", f"{median(values):.0f} ms") for name, values in parts.items()),
-        Line("  between the stages", f"{median(between):.0f} ms"),
-        Line("  a model call, first byte to last", f"{median(map(milliseconds, calls)):.1f} ms"),
-        Line("the agent itself", f"{median(record.stages['agent'] for record in records) * 1000:.0f} ms"),
+        ReportRow("overhead of a rollout", f"{overhead:.0f} ms", f"< {OVERHEAD_MS:.0f} ms", overhead < OVERHEAD_MS),
+        *(ReportRow(f"  {name}", f"{median(values):.0f} ms") for name, values in parts.items()),
+        ReportRow("  between the stages", f"{median(between):.0f} ms"),
+        ReportRow("  a model call, first byte to last", f"{median(map(milliseconds, calls)):.1f} ms"),
+        ReportRow("the agent itself", f"{median(record.stages['agent'] for record in records) * 1000:.0f} ms"),
     ]
 
 
@@ -135,7 +135,7 @@ def milliseconds(call: Call) -> float:
 # -- many at once -------------------------------------------------------------------------------------
 
 
-async def parallel() -> list[Line]:
+async def parallel() -> list[ReportRow]:
     (task,) = load_tasks("fix-test")
     model = f"replay:{SHIPPED / 'replay.json'}"
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store") as store:
@@ -148,13 +148,15 @@ async def parallel() -> list[Line]:
     share = 100 * (own + around) / agents if agents else float("inf")
     rewarded = sum(record.reward == 1.0 for record in result.records)
     return [
-        Line(f"rewarded of {PARALLEL} at once", str(rewarded), str(PARALLEL), rewarded == PARALLEL),
-        Line("our share of the agents' CPU", f"{share:.1f} %", f"< {SHARE_PERCENT:.0f} %", share < SHARE_PERCENT),
-        Line("  Paddock with the scripted model", f"{own:.2f} CPU-s"),
-        Line("  bubblewrap and supervisors", f"{around:.2f} CPU-s"),
-        Line("agents", f"{agents:.2f} CPU-s"),
-        Line("tests of the task", f"{tests:.2f} CPU-s"),
-        Line("wall time", f"{wall:.1f} s"),
+        ReportRow(f"rewarded of {PARALLEL} at once", str(rewarded), str(PARALLEL), rewarded == PARALLEL),
+        ReportRow(
+            "our share of the agents' CPU", f"{share:.1f} %", f"< {SHARE_PERCENT:.0f} %", share < SHARE_PERCENT
+        ),
+        ReportRow("  Paddock with the scripted model", f"{own:.2f} CPU-s"),
+        ReportRow("  bubblewrap and guests", f"{around:.2f} CPU-s"),
+        ReportRow("agents", f"{agents:.2f} CPU-s"),
+        ReportRow("tests of the task", f"{tests:.2f} CPU-s"),
+        ReportRow("wall time", f"{wall:.1f} s"),
     ]
 
 
@@ -184,25 +186,25 @@ async def cost_of_tests(task: Task, store: Store, result: BatchResult) -> float:
 # -- one agent ----------------------------------------------------------------------------------------
 
 
-async def agent() -> list[Line]:
+async def agent() -> list[ReportRow]:
     """The tests of the task are not among it: they are whatever a task brings."""
     costs = {calls: await cost_of_agent(calls) for calls in (SHORT, LONG)}
     short, long = costs[SHORT], costs[LONG]
     lines = []
     for calls, cost in costs.items():
         lines += [
-            Line(f"OpenCode, {calls} model calls", spread(cost.cpu, "CPU-s")),
-            Line("  memory at most, shared pages once", spread(cost.shared_once, "MiB")),
-            Line("  memory at most, as limits count it", spread(cost.memory, "MiB")),
-            Line("  wall time of the agent", spread(cost.wall, "s")),
+            ReportRow(f"OpenCode, {calls} model calls", spread(cost.cpu, "CPU-s")),
+            ReportRow("  memory at most, shared pages once", spread(cost.shared_once, "MiB")),
+            ReportRow("  memory at most, as limits count it", spread(cost.memory, "MiB")),
+            ReportRow("  wall time of the agent", spread(cost.wall, "s")),
         ]
     each = (median(long.cpu) - median(short.cpu)) / (LONG - SHORT)
     grown = (median(long.shared_once) - median(short.shared_once)) / (LONG - SHORT)
     return [
         *lines,
-        Line("each further call", f"{1000 * each:.0f} CPU-ms"),
-        Line("  memory", f"{grown:.1f} MiB"),
-        Line("load of the machine", f"{os.getloadavg()[0]:.1f}"),
+        ReportRow("each further call", f"{1000 * each:.0f} CPU-ms"),
+        ReportRow("  memory", f"{grown:.1f} MiB"),
+        ReportRow("load of the machine", f"{os.getloadavg()[0]:.1f}"),
     ]
 
 
@@ -332,11 +334,11 @@ class Victim:
         return count
 
 
-async def crash() -> list[Line]:
+async def crash() -> list[ReportRow]:
     return await asyncio.to_thread(kill_often)
 
 
-def kill_often() -> list[Line]:
+def kill_often() -> list[ReportRow]:
     chance = random.Random(11)
     recorded = interrupted = open_after = changed = processes = folders = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -361,12 +363,12 @@ def kill_often() -> list[Line]:
             recorded = len(records)
             print(f"kill {number + 1}: {recorded} rollouts, {open_after} open", file=sys.stderr)
     return [
-        Line("kills", str(KILLS)),
-        Line("rollouts", f"{recorded}, {interrupted} of them interrupted"),
-        Line("without an outcome afterwards", str(open_after), "0", open_after == 0),
-        Line("outcomes that changed later", str(changed), "0", changed == 0),
-        Line("processes left", str(processes), "0", processes == 0),
-        Line("folders left", str(folders), "0", folders == 0),
+        ReportRow("kills", str(KILLS)),
+        ReportRow("rollouts", f"{recorded}, {interrupted} of them interrupted"),
+        ReportRow("without an outcome afterwards", str(open_after), "0", open_after == 0),
+        ReportRow("outcomes that changed later", str(changed), "0", changed == 0),
+        ReportRow("processes left", str(processes), "0", processes == 0),
+        ReportRow("folders left", str(folders), "0", folders == 0),
     ]
 
 
@@ -386,7 +388,7 @@ MEASURES = {"overhead": overhead, "parallel": parallel, "agent": agent, "crash":
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.rollouts", description=__doc__)
     parser.add_argument("measures", nargs="*", choices=[*MEASURES, []], metavar="MEASURE", help=", ".join(MEASURES))
-    lines: list[Line] = []
+    lines: list[ReportRow] = []
     for name in parser.parse_args().measures or MEASURES:
         print(f"{name} …", file=sys.stderr)
         lines += asyncio.run(MEASURES[name]())

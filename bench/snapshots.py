@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from bench.rollouts import Line
+from bench.rollouts import ReportRow
 from paddock.rollouts.api import run_batch
 from paddock.rollouts.config import RunConfig
 from paddock.sandbox.folder_scan import FolderScan, ScanOptions, scan_folder
@@ -61,7 +61,7 @@ while True:
 """
 
 
-async def rollout(agent: str, rounds: int) -> list[Line]:
+async def rollout(agent: str, rounds: int) -> list[ReportRow]:
     chosen = agent if agent != "small" else f"command:{shlex.join(['python3', '-c', SMALL_AGENT])}"
     task = Task(instruction="Write to the files.", id="files", verifier=TEST, files=make_files())
     pairs: list[tuple[RolloutRecord, RolloutRecord]] = []
@@ -93,15 +93,15 @@ async def rollout(agent: str, rounds: int) -> list[Line]:
     walls = [median(pair[which].wall_s or 0.0 for pair in pairs) for which in (0, 1)]
     cost = median(ratios)
     return [
-        Line(f"{agent}: wall time of {CALLS} calls without snapshots", f"{walls[0]:.2f} s"),
-        Line(f"{agent}: with snapshots", f"{walls[1]:.2f} s"),
-        Line(
+        ReportRow(f"{agent}: wall time of {CALLS} calls without snapshots", f"{walls[0]:.2f} s"),
+        ReportRow(f"{agent}: with snapshots", f"{walls[1]:.2f} s"),
+        ReportRow(
             f"{agent}: median of the differences in pairs ({min(ratios):.1f} to {max(ratios):.1f} %)",
             f"{cost:.1f} %",
             f"< {SHARE_PERCENT:g} %",
             cost < SHARE_PERCENT,
         ),
-        Line(f"{agent}: reading the folder, share of the wall time", f"{median(shares):.1f} %"),
+        ReportRow(f"{agent}: reading the folder, share of the wall time", f"{median(shares):.1f} %"),
     ]
 
 
@@ -111,7 +111,7 @@ def make_files() -> dict[str, bytes]:
     return {f"folder{number % 25}/file{number}.txt": source.randbytes(FILE_BYTES) for number in range(FILES)}
 
 
-def scan(rounds: int) -> list[Line]:
+def scan(rounds: int) -> list[ReportRow]:
     lines = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         small, large = Path(folder) / "small", Path(folder) / "large"
@@ -126,8 +126,8 @@ def scan(rounds: int) -> list[Line]:
         for name, top in ((f"{FILES} files, 10 MB", small), (f"{MANY_FILES} files", large)):
             first, scanned = timed_scan(top, FolderScan())
             again = [timed_scan(top, scanned)[0] for _ in range(rounds)]
-            lines.append(Line(f"scan of {name}: the first", f"{first * 1000:.1f} ms"))
-            lines.append(Line(f"scan of {name}: nothing changed", f"{median(again) * 1000:.1f} ms"))
+            lines.append(ReportRow(f"scan of {name}: the first", f"{first * 1000:.1f} ms"))
+            lines.append(ReportRow(f"scan of {name}: nothing changed", f"{median(again) * 1000:.1f} ms"))
     return lines
 
 
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--agent", default="opencode", help="an agent, or small")
     options = parser.parse_args()
-    lines: list[Line] = []
+    lines: list[ReportRow] = []
     if "rollout" in options.measure:
         lines += asyncio.run(rollout(options.agent, options.rounds))
     if "scan" in options.measure:

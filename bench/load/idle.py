@@ -4,13 +4,13 @@ import asyncio
 import sys
 
 from bench.load.program import Report, arguments, run, websocket_url
-from bench.load.session import Session, close_sessions, open_sessions
+from bench.load.session import LoadSession, close_sessions, open_sessions
 
 HOLD_SECONDS = 120.0
 
 
 async def hold_sessions(url: str, count: int) -> Report:
-    sessions = await open_sessions(Session, url, count)
+    sessions = await open_sessions(LoadSession, url, count)
     print("open", flush=True)
     released = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     await asyncio.wait_for(released, HOLD_SECONDS)

@@ -4,12 +4,12 @@ import gc
 import time
 
 from bench.load.program import Report, arguments, run, websocket_url
-from bench.load.session import Session, close_sessions, open_sessions
+from bench.load.session import LoadSession, close_sessions, open_sessions
 
 
 async def count_opens(url: str, count: int) -> Report:
     began, cpu_began = time.perf_counter(), time.process_time()
-    sessions = await open_sessions(Session, url, count)
+    sessions = await open_sessions(LoadSession, url, count)
     elapsed = time.perf_counter() - began
     cpu_share = (time.process_time() - cpu_began) / elapsed
     await close_sessions(sessions)

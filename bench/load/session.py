@@ -16,10 +16,10 @@ HANDSHAKE_SECONDS = 60.0
 REPLY_SECONDS = 60.0
 CLOSE_SECONDS = 10.0
 
-SessionT = TypeVar("SessionT", bound="Session")
+SessionT = TypeVar("SessionT", bound="LoadSession")
 
 
-class Session(WSListener):
+class LoadSession(WSListener):
     """A connected session that is asked one question at a time."""
 
     transport: WSTransport

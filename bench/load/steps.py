@@ -8,13 +8,13 @@ from picows import WSFrame, WSMsgType, WSTransport
 
 from bench.load.meter import Meter
 from bench.load.program import Report, arguments, run, websocket_url
-from bench.load.session import STEP, Session, check_observation, close_sessions, open_sessions
+from bench.load.session import STEP, LoadSession, check_observation, close_sessions, open_sessions
 
 WARM_UP_SECONDS = 0.5
 DRAIN_SECONDS = 10.0
 
 
-class SteppingSession(Session):
+class SteppingSession(LoadSession):
     """Sends the next step from within the callback that brings the last answer."""
 
     def __init__(self) -> None:
