@@ -235,3 +235,23 @@ def test_stopping_it_is_immediate_and_recorded(tmp_path: Path, how: str) -> None
     assert stored is not None
     assert (stored.outcome, scene.story) == (Outcome.CANCELLED, ["open", "close"])
     assert seconds < 2
+
+
+def test_a_pause_longer_than_the_agents_time_does_not_end_the_loop(tmp_path: Path) -> None:
+    async def body() -> RolloutRecord:
+        limits = RolloutTimeouts(install=5, setup=5, agent=2, verifier=5, model_call=2)
+        with closing(Store.open(tmp_path)) as store:
+            async with Upstream() as upstream, ReplayServer(turns(SAYS, DONE)) as server:
+                endpoint = Endpoint(server.url, "replay", engine="vllm")
+                rollout = a_rollout(FakeSession(), store, upstream, endpoint, timeouts=limits)
+                await rollout.context.gate.pause()
+                running = asyncio.create_task(rollout.run())
+                while rollout.record.stage != "paused":
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(2.5)
+                rollout.context.gate.resume()
+                return await running
+
+    record = run(body())
+    assert (record.outcome, record.reward, record.calls) == (Outcome.OK, 1.0, 2)
+    assert record.pauses["seconds"] >= 2.5
