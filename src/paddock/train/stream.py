@@ -22,7 +22,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from paddock.capture.gate import CallGate
-from paddock.errors import StreamError
+from paddock.errors import PaddockError, StreamError
 from paddock.models.weight_version import Weights
 from paddock.rollouts.batch import new_batch_id
 from paddock.shielded import run_shielded
@@ -146,7 +146,7 @@ class Stream:
             async with asyncio.timeout(self.config.timeout):
                 while (number := self._next_ready()) is None:
                     if self.failure is not None:
-                        raise StreamError(f"the stream {self.name} failed: {self.failure}") from self.failure
+                        raise self._failed(self.failure) from self.failure
                     if self._is_finished:
                         raise StopAsyncIteration
                     await self._changed.wait()
@@ -301,6 +301,9 @@ class Stream:
         self._last_versions = group.versions or (None, None)
         return group
 
+    def _failed(self, failure: Exception) -> StreamError:
+        return StreamError(f"the stream {self.name} failed: {failure}", hint=getattr(failure, "hint", None))
+
     def _starved(self) -> StreamError:
         statistics = self.statistics()
         hint = "see `paddock view` for what the rollouts do"
@@ -376,6 +379,8 @@ class Stream:
             if group.rollouts and not group.has_signal and self._needs_signal:
                 left_out = [reason or ZERO_ADVANTAGE for reason in left_out]
             await self._settle(unit, group, rollouts, left_out)
+        except PaddockError as error:
+            self._fail(error)
         except Exception as error:
             logger.exception("unit %s of the stream %s broke", unit.number, self.name)
             self._fail(error)
