@@ -15,6 +15,7 @@ from paddock.store import Store
 from paddock.store.outcome import Outcome
 from paddock.store.record import RolloutRecord
 from recorded import unpack
+from train.test_training_view import write
 
 from .pages import TOKEN, a_browser, a_page, paddock, save
 
@@ -492,3 +493,18 @@ def test_a_broken_store_is_reported_once(browser: Browser, tmp_path: Path) -> No
         go(page, "#/rollouts")
         expect(page.locator(".figures .card")).to_have_count(5)
         context.close()
+
+
+# -- training -----------------------------------------------------------------------------------------------------
+
+
+def test_the_training_view_shows_rewards_by_version(browser: Browser, tmp_path: Path) -> None:
+    Store.open(tmp_path).close()
+    write(tmp_path).close()
+    with paddock("view", "--store", str(tmp_path), "--no-open") as url, a_page(browser, url) as page:
+        page.get_by_role("link", name="Training").click()
+        expect(page.get_by_role("heading", name="Reward by weight version")).to_be_visible()
+        expect(page.get_by_role("region", name="Left out", exact=True)).to_contain_text("unscored: model")
+        expect(page.get_by_role("region", name="Tasks")).to_contain_text("task-1")
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

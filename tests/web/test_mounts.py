@@ -36,7 +36,7 @@ async def served(folder: Path, work: Any, config: ServerConfig = LOCKED) -> None
 def test_a_server_offers_play_and_itself(recorded: Path) -> None:
     async def look(browser: Browser, _: Any) -> None:
         about = (await browser.ask("GET", "/web/api/about")).json()
-        assert about["parts"] == {"rollouts": True, "play": True, "server": True, "fleet": False}
+        assert about["parts"] == {"rollouts": True, "play": True, "server": True, "fleet": False, "training": False}
         assert about["environment"].lower() == "adder"
         assert (await browser.ask("GET", "/web/api/rollouts")).json()["total"] == 20
         status = (await browser.ask("GET", "/web/api/server")).json()
@@ -147,7 +147,7 @@ def test_a_plane_shows_its_instances(tmp_path: Path) -> None:
         try:
             browser, stranger = Browser(app), Browser(app, token=None)
             about = (await browser.ask("GET", "/web/api/about")).json()
-            assert about["parts"] == {"rollouts": False, "play": False, "server": False, "fleet": True}
+            assert [name for name, is_there in about["parts"].items() if is_there] == ["fleet"]
             status = (await browser.ask("GET", "/web/api/fleet")).json()
             assert (status["instances"], status["limit"], status["environments"]) == ([], 100, ["echo"])
             assert (await stranger.ask("GET", "/web/api/fleet")).status == 401
@@ -195,7 +195,9 @@ print(page_in_server(create_app(Adder)).describe()["parts"])
         check=True,
         cwd=Path(__file__).parents[1],
     )
-    assert done.stdout.strip() == str({"rollouts": False, "play": True, "server": True, "fleet": False})
+    assert done.stdout.strip() == str(
+        {"rollouts": False, "training": False, "play": True, "server": True, "fleet": False}
+    )
 
 
 def test_the_page_is_answered_by_whichever_worker_is_asked(recorded: Path) -> None:

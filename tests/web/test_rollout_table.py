@@ -18,7 +18,7 @@ def summaries(store: Store) -> list[dict[str, Any]]:
 
 def test_about_lists_what_there_is(browser: Browser) -> None:
     about = browser.api("about")
-    assert about["parts"] == {"rollouts": True, "play": False, "server": False, "fleet": False}
+    assert about["parts"] == {"rollouts": True, "play": False, "server": False, "fleet": False, "training": False}
     assert about["environment"] is None
     assert about["can_abort"] is True
 

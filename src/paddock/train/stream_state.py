@@ -64,6 +64,12 @@ TABLES = (
         ended_at REAL NOT NULL,
         PRIMARY KEY (stream, unit, rollout_id)
     ) WITHOUT ROWID""",
+    """CREATE TABLE versions (
+        stream TEXT NOT NULL REFERENCES streams (name) ON DELETE CASCADE,
+        version INTEGER NOT NULL,
+        at REAL NOT NULL
+    )""",
+    "CREATE INDEX versions_of_stream ON versions (stream, at)",
     """CREATE TABLE reports (
         stream TEXT NOT NULL REFERENCES streams (name) ON DELETE CASCADE,
         version INTEGER NOT NULL,
@@ -165,6 +171,7 @@ class StreamState:
             if row is None:
                 values = [self._name, time.time(), text, version or 0]
                 connection.execute("INSERT INTO streams VALUES (?, ?, ?, ?)", values)
+                connection.execute("INSERT INTO versions VALUES (?, ?, ?)", [self._name, version or 0, time.time()])
             elif row["settings"] != text:
                 raise StoreError(
                     f"the stream {self._name} was run with {row['settings']}, and now has {text}",
@@ -251,6 +258,7 @@ class StreamState:
     def set_version(self, version: int) -> None:
         with self._database.write() as connection:
             connection.execute("UPDATE streams SET version = ? WHERE name = ?", [version, self._name])
+            connection.execute("INSERT INTO versions VALUES (?, ?, ?)", [self._name, version, time.time()])
 
     def report(self, version: int, figures: Mapping[str, float]) -> None:
         with self._database.write() as connection:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from paddock.web.live import ChangeWatcher
     from paddock.web.read_store import ReadStore
     from paddock.web.rollout_routes import RolloutRoutes
+    from paddock.web.training_routes import TrainingRoutes
 
 MAX_BODY_BYTES = 64 * 1024
 COOKIE_SECONDS = 30 * 86_400
@@ -72,12 +73,15 @@ class Page:
         self._is_draining = is_draining
         self.watcher: ChangeWatcher | None = None
         self.rollouts: RolloutRoutes | None = None
+        self.training: TrainingRoutes | None = None
         if sources.store is not None:
             from paddock.web.live import ChangeWatcher
             from paddock.web.rollout_routes import RolloutRoutes
+            from paddock.web.training_routes import TrainingRoutes
 
             self.watcher = ChangeWatcher(sources.store, self.is_stopping)
             self.rollouts = RolloutRoutes(sources.store, self.watcher, self.assets, self.describe)
+            self.training = TrainingRoutes(sources.store)
         self._app = Starlette(
             routes=self._routes(),
             exception_handlers={HTTPException: _http_error, Exception: _server_error},
@@ -138,6 +142,8 @@ class Page:
         ]
         if self.rollouts is not None:
             routes += self.rollouts.routes()
+        if self.training is not None:
+            routes += self.training.routes()
         if self.sources.service is not None:
             from paddock.web.play import Play
 
@@ -212,6 +218,7 @@ class Page:
             "version": paddock.__version__,
             "parts": {
                 "rollouts": store is not None and store.exists,
+                "training": self.training is not None and self.training.exists,
                 "play": service is not None,
                 "server": service is not None,
                 "fleet": self.sources.plane is not None,

@@ -11,6 +11,7 @@ import { compareView } from "./compare.js";
 import { playView } from "./play.js";
 import { serverView } from "./server.js";
 import { fleetView } from "./fleet.js";
+import { trainingView } from "./training.js";
 
 /** @typedef {{name: string, title: string, part: string, key: string}} Section */
 
@@ -18,6 +19,7 @@ import { fleetView } from "./fleet.js";
 const SECTIONS = [
   { name: "rollouts", title: "Rollouts", part: "rollouts", key: "r" },
   { name: "groups", title: "Groups", part: "rollouts", key: "g" },
+  { name: "training", title: "Training", part: "training", key: "t" },
   { name: "play", title: "Play", part: "play", key: "p" },
   { name: "server", title: "Server", part: "server", key: "s" },
   { name: "fleet", title: "Fleet", part: "fleet", key: "f" },
@@ -28,6 +30,7 @@ const VIEWS = {
   rollouts: (place, signal) => (place.parts[1] ? rolloutView(place, signal) : rolloutsView(place, signal)),
   groups: groupsView,
   compare: compareView,
+  training: trainingView,
   play: playView,
   server: serverView,
   fleet: fleetView,
