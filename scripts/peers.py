@@ -29,7 +29,7 @@ REQUIREMENTS = {
     "e2b": ["e2b==2.63.0", "e2b-code-interpreter==2.11.5", "--editable", f"{REPOSITORY}[rollouts]"],
     "trl": [
         *("trl==1.16.0", "torch==2.13.0", "transformers==5.22.2", "datasets==5.2.0", "accelerate==1.15.0"),
-        *("--editable", f"{REPOSITORY}[rollouts]"),
+        *("--editable", f"{REPOSITORY}[rollouts,tokens]"),
     ],
     # Each of these drags in gigabytes that only a GPU needs; here is what importing their data types takes.
     "trainers": [
@@ -81,7 +81,8 @@ def recipe(name: str) -> str:
     if "--editable" not in requirements:
         return "\n".join([*requirements, *TOO_NEW.get(name, []), ""])
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    return "\n".join([*requirements, *project["dependencies"], *project["optional-dependencies"]["rollouts"]])
+    extras = project["optional-dependencies"]
+    return "\n".join([*requirements, *project["dependencies"], *extras["rollouts"], *extras["tokens"]])
 
 
 def build(root: Path, requirements: list[str], too_new: list[str], below: Path | None = None) -> None:

@@ -1,6 +1,7 @@
 """The policy behind an OpenAI-compatible address, in the shape of vLLM: token ids and logprobs with every answer.
 
-Requests that wait at the same moment are sampled together. Each answer tells the version of the weights.
+`/v1/completions` takes prompts as token ids (token mode), `/v1/chat/completions` takes messages. Requests that wait
+at the same moment are sampled together. Each answer tells the version of the weights.
 """
 
 from __future__ import annotations
@@ -62,6 +63,38 @@ class Server:
     async def complete(self, request: web.Request) -> web.Response:
         body = await request.json()
         prompt = words.prompt_ids(body["messages"])
+        answer = await self._sample(body, prompt)
+        if isinstance(answer, web.Response):
+            return answer
+        sampled, headers = answer
+        reply = Reply(body, prompt, sampled)
+        if body.get("stream"):
+            return web.Response(text=reply.stream(), content_type="text/event-stream", headers=headers)
+        return web.json_response(reply.document(), headers=headers)
+
+    async def complete_ids(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        prompt: list[int] = body["prompt"]
+        answer = await self._sample(body, prompt)
+        if isinstance(answer, web.Response):
+            return answer
+        sampled, headers = answer
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sampled.ids)}
+        choice = {
+            "index": 0,
+            "text": words.decode(sampled.ids),
+            "token_ids": sampled.ids,
+            "prompt_token_ids": prompt,
+            "logprobs": {"token_logprobs": sampled.logprobs},
+            "finish_reason": sampled.finish_reason,
+        }
+        document = {"id": "cmpl", "object": "text_completion", "model": NAME, "choices": [choice], "usage": usage}
+        if body.get("stream"):
+            text = f"data: {json.dumps(document)}\n\ndata: [DONE]\n\n"
+            return web.Response(text=text, content_type="text/event-stream", headers=headers)
+        return web.json_response(document, headers=headers)
+
+    async def _sample(self, body: dict[str, Any], prompt: list[int]) -> tuple[Sampled, dict[str, str]] | web.Response:
         room = CONTEXT - len(prompt)
         if room < 1:
             error = {"message": "longer than the maximum context length", "code": "context_length_exceeded"}
@@ -69,11 +102,7 @@ class Server:
         waiting = Waiting(prompt, min(room, int(body.get("max_tokens") or room)), asyncio.Future())
         self._queue.put_nowait(waiting)
         sampled, version = await waiting.answer
-        reply = Reply(body, prompt, sampled)
-        headers = {"X-Weight-Version": str(version)}
-        if body.get("stream"):
-            return web.Response(text=reply.stream(), content_type="text/event-stream", headers=headers)
-        return web.json_response(reply.document(), headers=headers)
+        return sampled, {"X-Weight-Version": str(version)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +157,7 @@ async def served(sampler: Sampler) -> AsyncIterator[tuple[Server, str]]:
     app = web.Application()
     app.router.add_get("/v1/models", server.models)
     app.router.add_post("/v1/chat/completions", server.complete)
+    app.router.add_post("/v1/completions", server.complete_ids)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     working = asyncio.create_task(server.work())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from policy import Policy
 
     from paddock.export.samples import Sample
+    from paddock.train.sampled import ScoredGroup
 
 Control = Literal["zero", "shuffled"] | None
 """What to put in place of the advantages, to see that the policy does not learn without them."""
@@ -41,32 +42,26 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    difference: float
-    """The largest |logprob now - logprob when sampled| before the first update: 0 if the capture is exact."""
     ratio: float
     """The mean importance ratio after the last but one update."""
+    entropy: float
+    """Mean surprise of the trained tokens under the policy before the update, in nats."""
     tokens: int
     """How many were trained on."""
 
 
-def advantages(samples: Sequence[Sample], control: Control = None) -> list[float]:
-    """How much better a rollout did than the others of its group, in standard deviations."""
-    rewards: dict[str, dict[str, float]] = defaultdict(dict)
-    for sample in samples:
-        assert sample.reward is not None
-        rewards[sample.group_id][sample.rollout_id] = sample.reward
-    advantages = []
-    for sample in samples:
-        group = torch.tensor(list(rewards[sample.group_id].values()))
-        advantages.append(float((sample.reward - group.mean()) / (group.std(correction=0) + 1e-4)))
+def advantages(groups: Sequence[ScoredGroup], control: Control = None) -> list[float]:
+    """How much better each sample's rollout did than the others of its group, in standard deviations."""
+    values = [group.advantage(sample) for group in groups for sample in group.samples]
     if control == "zero":
-        return [0.0] * len(advantages)
+        return [0.0] * len(values)
     if control == "shuffled":
-        random.Random(0).shuffle(advantages)
-    return advantages
+        random.Random(0).shuffle(values)
+    return values
 
 
-def collate(samples: Sequence[Sample], control: Control = None) -> Batch:
+def collate(groups: Sequence[ScoredGroup], control: Control = None) -> Batch:
+    samples = [sample for group in groups for sample in group.samples]
     sequences = [sample.prompt_ids + sample.response_ids for sample in samples]
     longest = max(len(ids) for ids in sequences)
 
@@ -77,8 +72,23 @@ def collate(samples: Sequence[Sample], control: Control = None) -> Batch:
         sequences,
         torch.tensor([padded([float(m) for m in sample.mask], len(sample.prompt_ids)) for sample in samples]),
         torch.tensor([padded(sample.logprobs, len(sample.prompt_ids)) for sample in samples]),
-        torch.tensor(advantages(samples, control)),
+        torch.tensor(advantages(groups, control)),
     )
+
+
+def difference(policy: Policy, samples: Sequence[Sample], version: int) -> float:
+    """The largest |logprob now - logprob when sampled| of the samples that this version sampled: 0 if the capture is
+    exact. NaN if there are none."""
+    own = [each for each in samples if set(each.weight_versions) == {str(version)}]
+    if not own:
+        return math.nan
+    with torch.no_grad():
+        computed = policy.logprobs([sample.prompt_ids + sample.response_ids for sample in own])
+    worst = 0.0
+    for row, sample in zip(computed.tolist(), own, strict=True):
+        sampled = zip(row[len(sample.prompt_ids) - 1 :], sample.logprobs, sample.mask, strict=False)
+        worst = max(worst, *(abs(now - before) for now, before, mask in sampled if mask))
+    return worst
 
 
 class Trainer:
@@ -91,13 +101,13 @@ class Trainer:
 
     def step(self, batch: Batch) -> Report:
         """Several updates on one batch; afterwards the policy has the next version."""
-        difference, ratio = 0.0, torch.ones(())
+        entropy, ratio = 0.0, torch.ones(())
         pushed = batch.advantages[:, None]
         for number in range(UPDATES):
-            change = (self._policy.logprobs(batch.sequences) - batch.logprobs) * batch.mask
+            current = self._policy.logprobs(batch.sequences)
             if number == 0:
-                difference = float(change.detach().abs().max())
-            ratio = change.exp()
+                entropy = float(-(current.detach() * batch.mask).sum() / batch.mask.sum())
+            ratio = ((current - batch.logprobs) * batch.mask).exp()
             gain = torch.minimum(ratio * pushed, ratio.clamp(LOWEST, HIGHEST) * pushed)
             loss = -(gain * batch.mask).sum() / batch.mask.sum()
             self._optimizer.zero_grad()
@@ -107,4 +117,4 @@ class Trainer:
         self._schedule.step()
         self._policy.version += 1
         mean = float((ratio.detach() * batch.mask).sum() / batch.mask.sum())
-        return Report(difference, mean, int(batch.mask.sum()))
+        return Report(mean, entropy, int(batch.mask.sum()))
