@@ -94,8 +94,11 @@ def test_an_interrupt_ends_a_check_that_runs_with_130(tmp_path: Path) -> None:
 
 
 @needs_bwrap
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_check_leaves_no_sandbox(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "ignored"), [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGTERM, "trap '' INT;")]
+)
+def test_a_stopped_check_leaves_no_sandbox(tmp_path: Path, number: signal.Signals, ignored: str) -> None:
+    """A background job of a script ignores SIGINT."""
     task = tmp_path / "task"
     for folder in ("tests", "solution", "temporary"):
         (task / folder).mkdir(parents=True)
@@ -104,7 +107,7 @@ def test_a_stopped_check_leaves_no_sandbox(tmp_path: Path, number: signal.Signal
     (task / "solution" / "solve.sh").write_text("sleep 60")
     temporary = task / "temporary"
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    words = [sys.executable, "-m", "paddock", "check", str(task)]
+    words = ["sh", "-c", f'{ignored} exec "$@"', "sh", sys.executable, "-m", "paddock", "check", str(task)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as started:
         wait_until(lambda: any(temporary.glob("paddock-sb-*")))
         started.send_signal(number)

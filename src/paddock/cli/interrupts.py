@@ -50,13 +50,16 @@ def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Inside, Ctrl-C and SIGTERM raise KeyboardInterrupt. Outside, they end the process again."""
-    if signal.getsignal(signal.SIGINT) is not _exit:
+    handler = signal.getsignal(signal.SIGINT)
+    if handler not in (_exit, signal.SIG_IGN) or threading.current_thread() is not threading.main_thread():
         yield
         return
     with restored_handlers():
         raise_on_interrupt()
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+            # A background job of a script ignores SIGINT.
+            is_ignored = handler is signal.SIG_IGN
+            signal.signal(signal.SIGTERM, signal.default_int_handler if is_ignored else _send_interrupt)
         yield
 
 
@@ -69,6 +72,10 @@ def restored_handlers() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _send_interrupt(*_: Any) -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
 def _exit(*_: Any) -> None:

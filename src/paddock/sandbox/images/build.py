@@ -13,6 +13,7 @@ from paddock.sandbox.images.dockerfiles.dockerfile import Dockerfile, Stage, par
 from paddock.sandbox.images.dockerfiles.scope import BuildInputs
 from paddock.sandbox.images.dockerfiles.syntax import line_error
 from paddock.sandbox.images.oci import this_platform
+from paddock.sandbox.images.reference import parse_reference
 from paddock.sandbox.images.store import ImageStore, default_store
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ async def build_image(
     Without a name it is stored under one made from its digest. Raises ImageError with the line of the Dockerfile. A
     build that fails or is cancelled keeps the layers of the steps that were finished, and nothing else.
     """
+    if name is not None:
+        # Not first after a long build.
+        parse_reference(name)
     parsed = parse_dockerfile(dockerfile)
     inputs = BuildInputs(dict(build_args or {}), this_platform())
     with open_context(context) as opened:

@@ -278,6 +278,12 @@ def test_a_timeout_names_the_step(store: ImageStore) -> None:
         asyncio.run(build_image("FROM scratch\nCOPY a.txt /a\n", FILES, network=NO_NETWORK, timeout=0, store=store))
 
 
+def test_a_wrong_name_is_refused_before_the_build(store: ImageStore) -> None:
+    with pytest.raises(ImageError, match="is not the name of an image"):
+        Build(store, "FROM scratch\nCOPY a.txt /a\n", FILES, name="BAD:..")
+    assert store.disk_bytes == 0
+
+
 @pytest.mark.parametrize(
     ("dockerfile", "options", "message"),
     [

@@ -162,6 +162,7 @@ def test_healthcheck_none_removes_that_of_the_base() -> None:
     [
         ("SHELL /bin/sh", "SHELL is no list"),
         ("EXPOSE eighty", "EXPOSE has 'eighty'"),
+        ("EXPOSE 80-65536", "EXPOSE has '80-65536'"),
         ("ENV a", "ENV a has no value"),
         ("ENV a=1 b", "ENV has 'b'"),
         ("LABEL =x", "LABEL has '=x'"),

@@ -19,7 +19,8 @@ PREDEFINED_ARGS = frozenset({*PROXY_ARGS, *(name.lower() for name in PROXY_ARGS)
 """They can be given without an ARG. They are no part of a step's key, so that a proxy does not change the cache."""
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s|us|ns)")
 UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-PORT = re.compile(r"\d+(-\d+)?(/(tcp|udp|sctp))?", re.IGNORECASE)
+PORT = re.compile(r"[0-9]+(-[0-9]+)?(/(tcp|udp|sctp))?", re.IGNORECASE)
+HIGHEST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ def _apply_shell(scope: BuildScope, instruction: Instruction) -> BuildScope:
 def _apply_expose(scope: BuildScope, instruction: Instruction) -> BuildScope:
     ports = list(scope.config.exposed_ports)
     for word in scope.expand_words(instruction.rest, instruction.line):
-        if not PORT.fullmatch(word):
+        if not PORT.fullmatch(word) or max(map(int, re.findall(r"[0-9]+", word))) > HIGHEST_PORT:
             raise line_error(instruction.line, f"EXPOSE has {word!r}", "write PORT or PORT/udp")
         port = (word if "/" in word else f"{word}/tcp").lower()
         ports += [port] if port not in ports else []
