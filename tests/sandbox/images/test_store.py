@@ -157,6 +157,16 @@ def test_leftovers_of_a_dead_process_are_removed(store: ImageStore) -> None:
     assert not staged.exists()
 
 
+def test_the_next_process_removes_what_a_killed_one_left(store: ImageStore) -> None:
+    old, new, used = (store.stage_layer() for _ in range(3))
+    for staged in (old, new):
+        store._end_staging(staged.parent)
+    for staged in (old, used):
+        os.utime(staged.parent, (0, 0))
+    ImageStore(store.folder).stage_layer()
+    assert [staged.exists() for staged in (old, new, used)] == [False, True, True]
+
+
 def test_old_downloads_are_removed(store: ImageStore) -> None:
     for name in ("old.part", "new.part"):
         (store.blobs_folder / name).touch()

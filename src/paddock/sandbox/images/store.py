@@ -84,6 +84,7 @@ class ImageStore:
         self._staging_folder = folder / self.identity.key / "tmp"
         self._locks: dict[Path, tuple[int, int]] = {}
         self._staging_locks: dict[Path, int] = {}
+        self._has_staged = False
         self._mutex = threading.Lock()
         self._make_folders()
 
@@ -169,6 +170,11 @@ class ImageStore:
 
     def stage_layer(self) -> Path:
         """A new, empty folder for a layer. Hand it to `commit_layer` or `discard_layer`."""
+        with self._mutex:
+            is_first, self._has_staged = not self._has_staged, True
+        if is_first:
+            # A killed process may have left gigabytes.
+            self._remove_staged(older_than=MAINTENANCE_SECONDS)
         place = self._staging_folder / secrets.token_hex(6)
         place.mkdir(mode=0o711)
         descriptor = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -300,18 +306,25 @@ class ImageStore:
         self._remove_tree(removed)
         return True
 
-    def _remove_leftovers(self) -> None:
+    def _remove_staged(self, *, older_than: float) -> None:
+        """Remove the staged folders of ended processes."""
         for place in self._staging_folder.iterdir():
-            try:
-                file = (place / "lock").open("rb")
-            except FileNotFoundError:
-                # Another process may be making or committing it at this moment.
-                if time.time() - place.stat().st_mtime > MAINTENANCE_SECONDS:
-                    self._remove_tree(place)
-                continue
-            with file, suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._remove_tree(place)
+            with suppress(FileNotFoundError):
+                age = time.time() - place.stat().st_mtime
+                try:
+                    file = (place / "lock").open("rb")
+                except FileNotFoundError:
+                    # Another process may be making or committing it at this moment.
+                    if age > MAINTENANCE_SECONDS:
+                        self._remove_tree(place)
+                    continue
+                with file, suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if age >= older_than:
+                        self._remove_tree(place)
+
+    def _remove_leftovers(self) -> None:
+        self._remove_staged(older_than=0)
         for download in self.blobs_folder.iterdir():
             with suppress(OSError):
                 if time.time() - download.stat().st_mtime > DOWNLOAD_SECONDS:
