@@ -243,7 +243,7 @@ class Rollout:
                 "recorded calls cannot be replayed: the environment does not declare itself deterministic",
                 hint="set `deterministic = True` on its class, or start from the beginning (--from-start)",
             )
-        return make_replay(point, await self.read_recorded(point))
+        return await asyncio.to_thread(make_replay, point, await self.read_recorded(point))
 
     async def read_recorded(self, point: ForkPoint) -> RecordedCalls:
         """The calls to replay."""

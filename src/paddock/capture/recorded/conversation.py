@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -31,15 +32,27 @@ class Fidelity(StrEnum):
 FIDELITIES = tuple(Fidelity)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class MessageView:
-    """One message. `calls` are the names and arguments of its tool calls."""
+    """One message. It is masked when it is compared with one that differs, because masking takes long."""
 
     role: str
-    text: str
-    calls: tuple[tuple[str, str], ...] = ()
-    raw: bytes = field(default=b"", compare=False, repr=False)
-    """The message as it was sent, to choose between conversations that are alike."""
+    message: dict[str, Any] = field(repr=False)
+    raw: bytes = field(repr=False)
+    """The message as it was sent."""
+
+    @cached_property
+    def text(self) -> str:
+        return mask_volatile(read_text(self.message.get("content")))
+
+    @cached_property
+    def calls(self) -> tuple[tuple[str, str], ...]:
+        """The names and arguments of its tool calls."""
+        calls = self.message.get("tool_calls") or ()
+        return tuple(_read_tool_call(call) for call in calls if isinstance(call, dict))
+
+    def is_equal_to(self, other: MessageView) -> bool:
+        return self.raw == other.raw or (self.has_shape_of(other) and self.text == other.text)
 
     def has_shape_of(self, other: MessageView) -> bool:
         return self.role == other.role and self.calls == other.calls
@@ -58,9 +71,7 @@ class MessageReader:
         key = orjson.dumps(message, option=orjson.OPT_SORT_KEYS)
         view = self._views.get(key)
         if view is None:
-            calls = tuple(_read_tool_call(call) for call in message.get("tool_calls") or () if isinstance(call, dict))
-            text = mask_volatile(read_text(message.get("content")))
-            view = self._views[key] = MessageView(str(message.get("role")), text, calls, key)
+            view = self._views[key] = MessageView(str(message.get("role")), message, key)
         return view
 
 
@@ -93,7 +104,7 @@ def compare(one: Sequence[MessageView], other: Sequence[MessageView]) -> Fidelit
         return None
     fidelity = Fidelity.EQUAL
     for first, second in zip(one, other, strict=True):
-        if first is second or first == second:
+        if first is second or first.is_equal_to(second):
             continue
         if not first.has_shape_of(second):
             return None
@@ -122,7 +133,7 @@ def is_continued_by(one: Sequence[MessageView], other: Sequence[MessageView]) ->
 def describe_difference(recorded: Sequence[MessageView], now: Sequence[MessageView]) -> str:
     """A diff of the first message that differs, for people."""
     for number, (first, second) in enumerate(zip(recorded, now, strict=False)):
-        if first != second:
+        if not first.is_equal_to(second):
             return f"message {number} ({second.role}):\n{diff(_lines(first), _lines(second))}"
     return f"it has {len(now)} messages, and the recorded one {len(recorded)}"
 
