@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+from abc import abstractmethod
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -77,9 +78,9 @@ class GuestSandbox(Sandbox):
         """Where its images come from. Raises SandboxError if it cannot open any."""
         raise SandboxError(f"the {cls.backend} backend cannot open images", hint="use the bwrap backend")
 
+    @abstractmethod
     async def open(self, timeout: float) -> None:
         """Start it. Nothing is left behind when this fails or is cancelled."""
-        raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         """What the guest has to know: the arguments of its request `begin`."""

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,12 +60,12 @@ class LocalSandbox(GuestSandbox):
 
     # -- opening --------------------------------------------------------------------------------------
 
+    @abstractmethod
     def prepare(self) -> None:
         """Make what the sandbox needs on the host. Runs in a thread; failures are cleaned up by `close`."""
-        raise NotImplementedError
 
-    async def launch(self) -> GuestProcess:
-        raise NotImplementedError
+    @abstractmethod
+    async def launch(self) -> GuestProcess: ...
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "oom_score": OOM_SCORE}

@@ -12,6 +12,7 @@ import gzip
 import logging
 import socket
 import tarfile
+from abc import abstractmethod
 from contextlib import nullcontext
 from typing import IO, TYPE_CHECKING, Any
 
@@ -66,21 +67,21 @@ class RemoteSandbox(GuestSandbox):
 
     # -- what a backend defines -----------------------------------------------------------------------
 
+    @abstractmethod
     async def connect(self) -> ByteChannel:
         """Create the sandbox and start the guest in it. What was created before a failure is removed by `destroy`."""
-        raise NotImplementedError
 
     async def upload_content(self, connection: GuestConnection) -> None:
         """Upload tests and mounts, now that the guest runs."""
 
+    @abstractmethod
     async def destroy(self) -> None:
         """Remove the sandbox, if there is one."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def end_orphan(cls, sandbox_id: str) -> bool:
         """Remove what a dead owner left under this id. Returns whether nothing is left. Blocks."""
-        raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         settings = {
