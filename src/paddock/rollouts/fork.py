@@ -110,8 +110,8 @@ async def fork(
     from paddock.rollouts.context import open_store
 
     rollout_id = record if isinstance(record, str) else record.rollout_id
-    kept = config.store if config is not None else None
-    async with open_store(fields.get("store", kept)) as store:
+    configured = config.store if config is not None else None
+    async with open_store(fields.get("store", configured)) as store:
         plan = await store.run(plan_fork, store, rollout_id, at, policy, edit, task)
         changes = {**fields, "n": n, "fork": plan.point, "store": store}
         chosen = config.with_fields(changes) if config is not None else restore_config(plan.source, changes)

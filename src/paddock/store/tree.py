@@ -206,16 +206,16 @@ def _trim_sequences(connection: sqlite3.Connection, key: int, below: Sequence[in
     query = "SELECT id, kind, base, middle FROM sequences WHERE rollout = ?"
     own = {row[0]: row for row in connection.execute(query, (key,))}
     named |= {each for fork in below for row in connection.execute(query, (fork,)) for each in _builds_on(row)}
-    kept: set[int] = set()
+    needed: set[int] = set()
     pending = [each for each in named if each in own]
     while pending:
         current = pending.pop()
-        if current not in kept:
-            kept.add(current)
+        if current not in needed:
+            needed.add(current)
             pending += [each for each in _builds_on(own[current]) if each in own]
-    for sequence in own.keys() - kept:
+    for sequence in own.keys() - needed:
         connection.execute("DELETE FROM sequences WHERE id = ?", (sequence,))
-    middles = [own[each][3] for each in kept if own[each][1] == MESSAGES and dictionary_of(own[each][3]) is None]
+    middles = [own[each][3] for each in needed if own[each][1] == MESSAGES and dictionary_of(own[each][3]) is None]
     numbers = [number for data in middles for number in orjson.loads(decompress(data).partition(b"\n")[0])]
     return {-number for number in numbers if number < 0}
 
@@ -228,8 +228,8 @@ def _builds_on(row: tuple[int, str, int | None, bytes]) -> set[int]:
 def _release_blobs(connection: sqlite3.Connection, key: int, kept: set[int]) -> int:
     rows = connection.execute("SELECT blob FROM blob_references WHERE rollout = ?", (key,)).fetchall()
     unused = [blob for (blob,) in rows if blob not in kept]
-    taken = snapshots.referenced(connection, key)
+    snapshot_blobs = snapshots.referenced(connection, key)
     connection.execute("DELETE FROM snapshot_references WHERE rollout = ?", (key,))
     for blob in unused:
         connection.execute("DELETE FROM blob_references WHERE rollout = ? AND blob = ?", (key, blob))
-    return blobs.delete_unused(connection, [*unused, *taken])
+    return blobs.delete_unused(connection, [*unused, *snapshot_blobs])
