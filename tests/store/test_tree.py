@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from bench.rollout_store import growing_calls
 
-from paddock.capture.trace import Call
+from paddock.capture.trace import Call, Event
 from paddock.store import Store, bulk_read, partial_read, rows, sequences
 from paddock.store.outcome import Outcome
 from paddock.store.record import RolloutRecord
@@ -21,8 +21,18 @@ def save(store: Store, name: str, calls: list[Call], *, age: float, reward: floa
     store.begin(record)
     for call in calls:
         store.save_call(name, call)
+        for event in events_of(name, call):
+            store.add_event(name, event)
     record.outcome, record.reward, record.finished_at = Outcome.OK, reward, time.time() - age
     store.finish(record)
+
+
+def events_of(name: str, call: Call) -> list[Event]:
+    """Two events as an agent reports them: a long one, and at another time in each rollout a short one."""
+    return [
+        Event(call.started, "agent_text", {"text": str(call.message)}),
+        Event(len(name), "call", {"call": call.id}),
+    ]
 
 
 def forked(source: str, calls: list[Call], at: int, seed: int) -> list[Call]:
@@ -59,6 +69,10 @@ def check_whole(store: Store, name: str, calls: list[Call]) -> None:
     record = store.get(name)
     assert record is not None
     assert record.agent_log == LOG
+    if store.events(name):
+        expected = [event for call in calls for event in events_of(name, call)]
+        assert list(enumerate(expected, 1)) == store.events(name)
+        assert store.events(name, after=3, limit=2) == [*enumerate(expected, 1)][3:5]
     key = store.query(rows.find, name)
     assert key is not None
     heads = store.query(partial_read.heads, key)
@@ -82,6 +96,14 @@ def test_a_fork_stores_only_its_own_calls(store: Store, family: dict[str, list[C
     assert stored_calls(store) == CALLS + (CALLS - 3) + (CALLS - 5)
     for name, calls in family.items():
         check_whole(store, name, calls)
+
+
+def test_events_that_repeat_those_of_the_source_are_differences(store: Store, family: dict[str, list[Call]]) -> None:
+    with store._database.read() as connection:
+        sizes = dict(connection.execute("SELECT rollout, sum(length(data)) FROM events GROUP BY rollout").fetchall())
+    assert sizes[2] < 0.8 * sizes[1]
+    store.add_event("first", Event(1.0, "outcome", {"text": "added later"}))
+    check_whole(store, "third", family["third"])
 
 
 def test_a_fork_is_read_whole_by_another_process(store: Store, family: dict[str, list[Call]]) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a rollout beside its calls: the record, its long texts, its events and its later scores.
+"""Rows of a rollout beside its calls and events: the record, its long texts and its later scores.
 
 The head of a record holds all small values as JSON and is what is read back; the columns beside it are only
 searched. Long texts ("bodies") have rows of their own, so that lists need not read them. Those of a fork are
@@ -13,7 +13,6 @@ from dataclasses import fields
 from itertools import chain
 from typing import TYPE_CHECKING, Any, overload
 
-from paddock.capture.trace import Event
 from paddock.errors import StoreError
 from paddock.store import blobs, replayed, search, tree
 from paddock.store.outcome import Outcome
@@ -232,26 +231,7 @@ class RecordList(Sequence[RolloutRecord]):
         return f"RecordList({len(self)} rollouts)"
 
 
-# -- events and scores ----------------------------------------------------------------------------
-
-
-def add_event(connection: sqlite3.Connection, rollout: int, event: Event) -> int:
-    """The number of the new event, from 1."""
-    (last,) = connection.execute("SELECT max(number) FROM events WHERE rollout = ?", (rollout,)).fetchone()
-    number = int(last or 0) + 1
-    data = compress(encode([event.at, event.kind, event.data]))
-    connection.execute("INSERT INTO events (rollout, number, data) VALUES (?, ?, ?)", (rollout, number, data))
-    return number
-
-
-def read_events(
-    connection: sqlite3.Connection, rollout: int, *, after: int, limit: int | None
-) -> list[tuple[int, Event]]:
-    rows = connection.execute(
-        "SELECT number, data FROM events WHERE rollout = ? AND number > ? ORDER BY number LIMIT ?",
-        (rollout, after, -1 if limit is None else limit),
-    )
-    return [(number, Event(*decode(decompress(data)))) for number, data in rows]
+# -- scores ---------------------------------------------------------------------------------------
 
 
 def add_score(connection: sqlite3.Connection, rollout: int, score: dict[str, Any]) -> None:

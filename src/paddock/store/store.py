@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from paddock.config import PADDOCK_STORE, user_data_folder
 from paddock.errors import StoreError
 from paddock.sqlite import Database, WorkerThread, read_pragma
-from paddock.store import blobs, calls, recovery, retention, rows, search, sequences, snapshots, tree
+from paddock.store import blobs, calls, events, recovery, retention, rows, search, sequences, snapshots, tree
 from paddock.store.aborts import Aborts
 from paddock.store.recovery import Owner
 from paddock.store.retention import Reserve
@@ -271,12 +271,12 @@ class Store:
     def add_event(self, rollout_id: str, event: Event) -> int:
         """Its number in the rollout, from 1."""
         with self._database.write() as connection:
-            return rows.add_event(connection, self._key(connection, rollout_id), event)
+            return events.add(connection, self._key(connection, rollout_id), event)
 
     def events(self, rollout_id: str, after: int = 0, limit: int | None = None) -> builtins.list[tuple[int, Event]]:
         """Events with a number above `after`, in order; all of them unless a limit is given."""
         with self._database.read() as connection:
-            return rows.read_events(connection, self._key(connection, rollout_id), after=after, limit=limit)
+            return events.read(connection, self._key(connection, rollout_id), after=after, limit=limit)
 
     # -- queries ----------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Which rollout was forked from which, and what stays of a rollout that is pruned before its forks.
 
 A fork refers to rows of its source (see `replayed` and `sequences`). So a rollout with forks that is pruned is
-*retired*: its record, its events and all that no fork needs are deleted, and nothing lists it any more. The rest of
+*retired*: its record and all that no fork needs are deleted, and nothing lists it any more. The rest of
 it goes with the last of those forks.
 """
 
@@ -141,8 +141,13 @@ def is_needed(connection: sqlite3.Connection, key: int) -> bool:
 
 def retire(connection: sqlite3.Connection, key: int, rollout_id: str) -> int:
     """Delete all of a rollout except for what its forks refer to; how many blobs went with it."""
-    for table in ("events", "scores", "figures"):
+    for table in ("scores", "figures"):
         connection.execute(f"DELETE FROM {table} WHERE rollout = ?", (key,))
+    connection.execute(
+        "DELETE FROM events WHERE rollout = ? AND NOT EXISTS (SELECT 1 FROM events JOIN forks USING (rollout)"
+        " WHERE source = ? AND substr(data, 1, 1) = ?)",
+        (key, key, WITH_DICTIONARY),
+    )
     connection.execute(
         "DELETE FROM bodies WHERE rollout = ? AND name NOT IN (SELECT name FROM bodies JOIN forks USING (rollout)"
         " WHERE source = ? AND substr(data, 1, 1) = ?)",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from paddock.store import blobs, calls, partial_read, rows, sequences
+from paddock.store import blobs, calls, events, partial_read, rows, sequences
 from paddock.store.packing import decode
 from paddock.web import transcript_items
 
@@ -73,7 +73,7 @@ class LoadedRollout:
         """Read what is new. The record is read first: if it has an outcome, all events are there."""
         was_finished = self.is_finished
         self.head = rows.head(connection, self.key) or self.head
-        new = rows.read_events(connection, self.key, after=self._number, limit=MAX_EVENTS)
+        new = events.read(connection, self.key, after=self._number, limit=MAX_EVENTS)
         is_bulk = sum(event.kind == "call" for _, event in new) > BULK_CALLS
         heads = {head.id: head for head in partial_read.heads(connection, self.key)} if is_bulk else {}
         for number, event in new:
