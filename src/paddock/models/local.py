@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from paddock.child_process import ChildProcess
+from paddock.config import user_cache_folder
 from paddock.distribution import install_command
 from paddock.errors import ConfigError, ModelError
 from paddock.processes import process_start_time
@@ -144,11 +145,9 @@ async def find_weights(cache: Path, log: Callable[[str], None]) -> Path:
 
     Raises ModelError if they are nowhere and cannot be fetched.
     """
-    if (installed := _find_installed()) is not None:
-        return installed
+    if (present := find_local_weights(folder=cache)) is not None:
+        return present
     target = cache / WEIGHTS_FILE
-    if target.exists():
-        return target
     try:
         os.makedirs(cache, exist_ok=True)
         async with _file_lock(cache / f"{WEIGHTS_FILE}.lock", log):
@@ -160,6 +159,14 @@ async def find_weights(cache: Path, log: Callable[[str], None]) -> Path:
             hint="set XDG_CACHE_HOME to a folder that can be written, or use local:FILE.gguf",
         ) from None
     return target
+
+
+def find_local_weights(file: Path | None = None, *, folder: Path | None = None) -> Path | None:
+    """A file of weights, by default SmolLM2 in the installed package or the cache. None if it is not here."""
+    if file is not None:
+        return file if file.is_file() else None
+    cached = (folder or user_cache_folder() / "models") / WEIGHTS_FILE
+    return _find_installed() or (cached if cached.exists() else None)
 
 
 def _find_installed() -> Path | None:

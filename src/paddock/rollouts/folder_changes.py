@@ -21,6 +21,10 @@ LARGEST_TEXT_BYTES = 128 * 1024
 """Only the beginning of a larger file is compared."""
 MOST_CHANGES = 500
 REPOSITORY = ".git"
+GENERATED_FOLDERS = frozenset(
+    (REPOSITORY, "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "node_modules")
+)
+GENERATED_ENDINGS = (".pyc", ".pyo", ".o", ".class")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,11 @@ def describe_repositories(changes: Iterable[FileChange]) -> list[ShownChange]:
         if (folder := repository_of(change.path)) is not None:
             counts[folder] = counts.get(folder, 0) + 1
     return [ShownChange(folder, "changed", note=f"{count} entries of git") for folder, count in counts.items()]
+
+
+def is_generated(path: str) -> bool:
+    """Whether a program wrote this file beside the work: compiled code, a cache, installed packages."""
+    return not GENERATED_FOLDERS.isdisjoint(path.split("/")) or path.endswith(GENERATED_ENDINGS)
 
 
 def repository_of(path: str) -> str | None:

@@ -8,7 +8,7 @@ import shlex
 import tarfile
 from typing import TYPE_CHECKING, Any
 
-from paddock.rollouts.folder_changes import decode_text
+from paddock.rollouts.folder_changes import decode_text, is_generated
 from paddock.store import rows, search
 from paddock.store.packing import decompress
 from paddock.web.read_store import summaries, summarize_head
@@ -183,6 +183,7 @@ def _change(path: str, before: bytes | None, after: bytes | None, kind: str) -> 
         "before": None if before is None else decode_text(before[:MAX_DIFF_BYTES]),
         "after": None if after is None else decode_text(after),
         "kind": kind,
+        "generated": is_generated(path),
         "binary": any(side is not None and decode_text(side[:MAX_DIFF_BYTES]) is None for side in (before, after)),
     }
 

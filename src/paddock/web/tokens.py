@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from paddock.store import partial_read
 from paddock.store.packing import ID_BYTES, unpack_ids
 from paddock.web import calls
+from paddock.web.token_texts import decode_tokens
 
 if TYPE_CHECKING:
     import sqlite3
@@ -125,12 +126,14 @@ def read_completion(connection: sqlite3.Connection, rollout: LoadedRollout, head
 
 
 def texts(connection: sqlite3.Connection, rollout: LoadedRollout, ids: list[int]) -> list[str | None]:
-    """The text of each id that was sampled somewhere in the rollout; None for the others."""
+    """The text of each id: as it was sampled somewhere in the rollout, or from the tokenizer; None if unknown."""
     cached: dict[int, str | None] = rollout.cache.setdefault("texts", {})
     missing = set(ids) - cached.keys()
     if missing:
         cached.update(dict.fromkeys(missing))
         cached.update(partial_read.find_texts(connection, rollout.key, missing))
+        sampled = {token: text for token, text in cached.items() if text is not None}
+        cached.update(decode_tokens(str(rollout.head["model"]), missing - sampled.keys(), sampled))
     return [cached[number] for number in ids]
 
 

@@ -55,9 +55,18 @@ function fileList(title, files, show) {
   return h("section", { class: "panel" }, h("h2", null, title), h("ul", { class: "file-list" }, rows));
 }
 
+/** Compiled code and caches, by name only. @param {any[]} changes */
+function generatedFiles(changes) {
+  if (!changes.length) return null;
+  const title = changes.length === 1 ? "1 generated file" : `${changes.length} generated files`;
+  return h("details", { class: "fold" }, h("summary", { class: "muted" }, title), h("ul", { class: "file-list" }, changes.map((change) => h("li", null, h("code", null, change.path), h("span", { class: "muted" }, ` ${change.kind}`)))));
+}
+
 /** What the agent changed, if it differs from what the task brought. @param {any[]} changes */
 function changesOf(changes) {
   const changed = changes.filter((change) => change.kind !== "present");
-  if (changed.length) return h("section", { class: "panel" }, h("h2", null, "Changed by the agent"), changed.map(diffBlock));
+  const own = changed.filter((change) => !change.generated);
+  const generated = changed.filter((change) => change.generated);
+  if (changed.length) return h("section", { class: "panel" }, h("h2", null, "Changed by the agent"), own.length ? own.map(diffBlock) : h("p", { class: "muted" }, "Nothing but generated files."), generatedFiles(generated));
   return h("section", { class: "panel" }, h("h2", null, "What changed is not known"), h("p", { class: "muted" }, "The store does not hold the files that the task brought, so they cannot be told from those that the agent made."));
 }

@@ -58,7 +58,7 @@ function diffMiddle(old, now, as) {
   return [...lines, ...old.slice(i).map(as("gone")), ...now.slice(j).map(as("new"))];
 }
 
-/** A change of a file, with a few lines around what changed. @param {{path: string, before: string | null, after: string | null}} change */
+/** A change of a file, with a few lines around what changed. @param {{path: string, before: string | null, after: string | null, binary?: boolean}} change */
 export function diffBlock(change) {
   const lines = diffLines(change.before ?? "", change.after ?? "");
   const near = new Set();
@@ -80,6 +80,7 @@ export function diffBlock(change) {
   if (skipped && rows.length) rows.push(h("div", { class: "diff-skip" }, `… ${skipped} lines …`));
   const added = lines.filter((line) => line.kind === "new").length;
   const gone = lines.filter((line) => line.kind === "gone").length;
+  if (change.binary) return h("figure", { class: "diff" }, h("figcaption", null, h("code", null, change.path), h("span", { class: "muted" }, " binary, changed")));
   return h(
     "figure",
     { class: "diff" },
