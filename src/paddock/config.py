@@ -180,6 +180,9 @@ OPENAI_API_KEY = _text(
     "OPENAI_API_KEY", "API key for the model endpoint, if it is on this machine or uses TLS.", secret=True
 )
 HF_TOKEN = _text("HF_TOKEN", "Hugging Face token, for `hf-router://` models.", secret=True)
+TIKTOKEN_ENCODINGS_BASE = _path(
+    "TIKTOKEN_ENCODINGS_BASE", "Folder with `o200k_base.tiktoken`, for the renderer gpt-oss in token mode."
+)
 
 # Rollouts: where they are stored, and what they run in.
 PADDOCK_STORE = _path("PADDOCK_STORE", "Folder of the rollout store.")

@@ -32,6 +32,7 @@ SPLITS = {
 SINGLE_DIGITS = ("smollm", "starcoder", "codeshell", "refact", "command-r")
 """GPT-2's split, after every digit was split off."""
 PLAIN = ("default", "gpt-2", "gpt2")
+NEEDED = {"tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges"}
 HINT = "give the folder of its tokenizer.json as tokenizer, or `engine` to use the inference engine's tokenizer"
 
 
@@ -53,7 +54,7 @@ def build_tokenizer(metadata: dict[str, Any], path: Path) -> Any:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     model, split = metadata.get("tokenizer.ggml.model"), str(metadata.get("tokenizer.ggml.pre", "default"))
-    if model != "gpt2" or split not in (*SPLITS, *SINGLE_DIGITS, *PLAIN):
+    if model != "gpt2" or split not in (*SPLITS, *SINGLE_DIGITS, *PLAIN) or NEEDED - metadata.keys():
         raise ConfigError(f"the tokenizer of {path.name} ({model}, {split}) cannot be read from it", hint=HINT)
     texts: list[str] = metadata["tokenizer.ggml.tokens"]
     kinds: list[int] = metadata["tokenizer.ggml.token_type"]

@@ -50,14 +50,13 @@ class RenderingSource:
 
     async def check(self) -> Rendering:
         """The rendering, for an endpoint that takes token ids. Raises ConfigError."""
-        rendering = await self.open()
         engine = await self._upstream.detect_engine(self.endpoint)
         if engine.token_api is None:
             raise ConfigError(
                 f"token mode needs vLLM, SGLang or llama.cpp; {self.endpoint.display_name} is {engine.name}",
                 hint="leave --tokens out, or serve the model with one of them",
             )
-        return rendering
+        return await self.open()
 
     async def _open(self) -> Rendering:
         source = self._settings.tokenizer

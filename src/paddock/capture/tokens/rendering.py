@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
+from paddock.config import TIKTOKEN_ENCODINGS_BASE
 from paddock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ RETENTION = "all"
 THINKING = "enable_thinking"
 USABLE = ("ok", "unknown_tool")
 """Parsed tool calls that the agent gets as tool calls. It answers a call of an unknown tool itself."""
+HARMONY = ("gpt-oss",)
+"""Families whose renderer brings a vocabulary of its own, and would download it."""
 SENTINELS = ("alpha", "omega")
 NAMED_RESULTS = frozenset(("gpt-oss", "kimi-k2", "gemma4", "inkling"))
 """Families whose tool results begin with the name of the tool."""
@@ -173,6 +176,11 @@ def open_rendering(tokenizer: TextTokenizer, *, family: str | None, model: str, 
     family = family or next((MODEL_RENDERER_MAP[name] for name in names if name in MODEL_RENDERER_MAP), DEFAULT)
     if family not in RENDERER_REGISTRY:
         raise ConfigError(f"there is no renderer {family!r}", hint=f"use {', '.join(sorted(RENDERER_REGISTRY))}")
+    if family in HARMONY and TIKTOKEN_ENCODINGS_BASE.read() is None:
+        raise ConfigError(
+            f"the renderer {family} needs the vocabulary o200k_base, and nothing is downloaded",
+            hint="put o200k_base.tiktoken into a folder and set TIKTOKEN_ENCODINGS_BASE to it",
+        )
     options: dict[str, Any]
     if family == DEFAULT:
         if tokenizer.chat_template is None:
@@ -187,7 +195,7 @@ def open_rendering(tokenizer: TextTokenizer, *, family: str | None, model: str, 
         options[THINKING] = thinking
     try:
         renderer = RENDERER_REGISTRY[family](tokenizer, config_class(**options))
-    except (AssertionError, ValueError, TypeError, ImportError) as error:
+    except Exception as error:
         raise ConfigError(
             f"the renderer {family} cannot be used with the tokenizer {tokenizer.name_or_path}: {error}",
             hint="name the family of the model as renderer, or `default` for its own chat template",
