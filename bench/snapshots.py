@@ -20,6 +20,7 @@ import random
 import shlex
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -61,10 +62,18 @@ while True:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    record: RolloutRecord
+    wall: float
+    processor: float
+    """Of this process, in which the model runs too."""
+
+
 async def rollout(agent: str, rounds: int) -> list[ReportRow]:
     chosen = agent if agent != "small" else f"command:{shlex.join(['python3', '-c', SMALL_AGENT])}"
     task = Task(instruction="Write to the files.", id="files", verifier=TEST, files=make_files())
-    pairs: list[tuple[RolloutRecord, RolloutRecord]] = []
+    pairs: list[tuple[Timed, Timed]] = []
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.json"
         commands = [f"echo {number} >> folder{number % 25}/file{number}.txt" for number in range(CALLS - 1)]
@@ -73,24 +82,25 @@ async def rollout(agent: str, rounds: int) -> list[ReportRow]:
         for number in range(rounds + 1):
             # A new store each time: otherwise the contents are there from the round before.
             with Store.open(Path(folder) / f"store{number}") as store:
-                records = []
+                timed = []
                 for snapshots in (False, True) if number % 2 else (True, False):
                     config = RunConfig(
                         model=f"replay:{script}", agent=chosen, store=store, retries=0, snapshots=snapshots
                     )
-                    result = await run_batch([task], config)
-                    (record,) = result.records
+                    began = time.process_time()
+                    (record,) = (await run_batch([task], config)).records
                     if record.reward != 1.0 or record.calls < CALLS:
                         raise RuntimeError(f"{record.outcome} after {record.calls} calls: {record.error}")
-                    records.append(record)
-                plain, saved = records if number % 2 else records[::-1]
-                if saved.snapshots["saved"] <= CALLS or saved.snapshots["problems"]:
-                    raise RuntimeError(f"there are snapshots missing: {saved.snapshots}")
+                    timed.append(Timed(record, record.wall_s or 0.0, time.process_time() - began))
+                plain, saved = timed if number % 2 else timed[::-1]
+                if saved.record.snapshots["saved"] <= CALLS or saved.record.snapshots["problems"]:
+                    raise RuntimeError(f"there are snapshots missing: {saved.record.snapshots}")
                 if number:  # the first round warms caches up
                     pairs.append((plain, saved))
-    ratios = [100 * ((saved.wall_s or 0.0) / (plain.wall_s or 1.0) - 1) for plain, saved in pairs]
-    shares = [100 * saved.snapshots["seconds"] / (saved.wall_s or 1.0) for _, saved in pairs]
-    walls = [median(pair[which].wall_s or 0.0 for pair in pairs) for which in (0, 1)]
+    ratios = [100 * (saved.wall / plain.wall - 1) for plain, saved in pairs]
+    shares = [100 * saved.record.snapshots["seconds"] / saved.wall for _, saved in pairs]
+    walls = [median(pair[which].wall for pair in pairs) for which in (0, 1)]
+    processor = median(saved.processor - plain.processor for plain, saved in pairs)
     cost = median(ratios)
     return [
         ReportRow(f"{agent}: wall time of {CALLS} calls without snapshots", f"{walls[0]:.2f} s"),
@@ -102,6 +112,7 @@ async def rollout(agent: str, rounds: int) -> list[ReportRow]:
             cost < SHARE_PERCENT,
         ),
         ReportRow(f"{agent}: reading the folder, share of the wall time", f"{median(shares):.1f} %"),
+        ReportRow(f"{agent}: processor time of Paddock for all snapshots", f"{processor * 1000:.0f} ms"),
     ]
 
 

@@ -35,7 +35,7 @@ def print_changes(store: Store, record: RolloutRecord, calls: list[Call]) -> Non
             click.echo("the snapshots are no longer in the store")
             return
         if snapshot is not None and snapshot.problem is not None:
-            click.echo(f"{call.id + ':':<6}no snapshot: {snapshot.problem}")
+            click.echo(f"{call.id + ':':<6}no snapshot: {snapshot.problem}; its changes are with those before")
         elif changes:
             click.echo(f"{call.id + ':':<6}{summarize(changes)}")
     for path, reason in record.snapshots.get("left_out", {}).items():

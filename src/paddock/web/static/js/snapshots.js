@@ -34,7 +34,7 @@ function panel(...inside) {
 /** One call: what it changed in a line, and the differences once it is opened. @param {string} id @param {any} row @param {AbortSignal} signal */
 function callRow(id, row, signal) {
   const name = h("a", { href: placeUrl(["rollouts", id, "tokens", row.call]) }, row.call);
-  if (row.problem || row.unknown) return h("p", { class: "muted" }, name, row.problem ? ` no snapshot: ${row.problem}` : " not known: no snapshot follows");
+  if (row.problem || row.unknown) return h("p", { class: "muted" }, name, row.problem ? ` no snapshot: ${row.problem}; its changes are with those before` : " not known: no snapshot follows");
   const body = h("div", { class: "stack" });
   let isLoaded = false;
   async function load() {
