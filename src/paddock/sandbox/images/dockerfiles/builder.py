@@ -36,7 +36,7 @@ from paddock.sandbox.images.resolve import get_image
 from paddock.shielded import run_shielded
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from paddock.limits import SandboxLimits
     from paddock.sandbox.images.dockerfiles.context import SourceTree
@@ -158,13 +158,15 @@ class Builder:
             raise line_error(stage.line, message, "use another base, and write its instructions here")
         return StageResult(image.layers, replace(scope, config=image.config))
 
-    async def _get_image(self, name: str, platform: str, line: int) -> Image:
+    async def _get_image(self, name: str, platform: str, line: int, *, stages: Sequence[str] = ()) -> Image:
+        """`stages`: those that could have been meant instead."""
         key = f"{name} {platform}"
         if key not in self._images:
             try:
                 self._images[key] = await get_image(name, platform=platform or None, store=self._store)
             except ImageError as error:
                 hint = error.hint or f"paddock image pull {name}"
+                hint += f"; stages that can be named here: {', '.join(stages)}" if stages else ""
                 raise line_error(line, error.message, hint, fault="image-not-available") from error
         return self._images[key]
 
@@ -175,7 +177,8 @@ class Builder:
             return (await self._build_stage(earlier)).layers
         if name.isdigit() or name.lower() in {one.name for one in self._dockerfile.stages if one.name}:
             raise line_error(line, f"stage {name} does not come before this one", "copy from an earlier stage")
-        return (await self._get_image(name, "", line)).layers
+        earlier_names = [one.name for one in self._dockerfile.stages[: stage.position] if one.name]
+        return (await self._get_image(name, "", line, stages=earlier_names)).layers
 
     # -- steps ----------------------------------------------------------------------------------------
 
