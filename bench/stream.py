@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -217,7 +217,8 @@ def main() -> int:
     gains = {kind: rates["stream"] / rate for kind, rate in rates.items() if kind != "stream"}
     print(", ".join(f"{gain:.2f} times {kind}" for kind, gain in gains.items()))
     if options.json:
-        options.json.write_text(json.dumps([asdict(each) for each in results], indent=2))
+        rows = [{**asdict(replace(each, staleness=Counter())), "staleness": each.staleness} for each in results]
+        options.json.write_text(json.dumps(rows, indent=2))
     return 0 if kept and gains["barrier"] >= TARGET else 1
 
 

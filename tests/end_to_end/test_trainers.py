@@ -141,6 +141,14 @@ def test_verl_gets_the_versions_of_its_servers(answers: dict[str, Any]) -> None:
     assert answer(answers, "verl_asks_the_servers") == {"reward": 12.0, "steps": [5, 6]}
 
 
+def test_tinkers_cookbook_samples_for_our_rollouts(answers: dict[str, Any]) -> None:
+    result = answer(answers, "tinker_groups")
+    assert result["rewards"] == [1.0, 1.0]
+    assert result["turns"] == result["calls"] == [2, 2]
+    assert result["data"] == [1, 1]
+    assert result["stop"] == ["completed", "completed"]
+
+
 def test_openenv_takes_its_training_trace(tmp_path: Path) -> None:
     check = (
         "import sys; from openenv.core.harness.training import TrainingTrace\n"

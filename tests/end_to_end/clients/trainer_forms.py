@@ -9,6 +9,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples" / "grpo_tiny"))
+
 import typing_extensions
 from report import report
 
@@ -242,6 +244,56 @@ def verl_asks_the_servers(_: str, url: str, script: str) -> dict[str, Any]:
     }
 
 
+class Guesser:
+    """In place of Tinker's sampling: guesses 4, then what is left above or below."""
+
+    async def __call__(self, model_input: Any, stop: Any, *, max_tokens: int | None = None) -> Any:
+        import words
+        from tinker_cookbook.completers import TokensWithLogprobs
+
+        text = words.decode(model_input.to_ints())
+        number = 4 + 2 * text.count("higher") - 2 * text.count("lower")
+        ids = words.call_ids("guess", number)
+        return TokensWithLogprobs(tokens=ids, maybe_logprobs=[-0.1] * len(ids))
+
+
+def tinker_groups(*_: str) -> dict[str, Any]:
+    """The cookbook rolls out a group; we run the agent and the environment."""
+    import pickle
+    import tempfile
+
+    import game
+    import words
+    from tinker_cookbook.rl.data_processing import trajectory_to_data
+    from tinker_cookbook.rl.rollouts import do_group_rollout
+
+    from paddock.rollouts import Task
+    from paddock.rollouts.loop import LoopAgent, LoopLimits
+    from paddock.train.tinker import PaddockGroupBuilder, close_groups
+
+    async def roll(options: dict[str, Any]) -> Any:
+        task = Task(game.PROMPT, id="find", metadata={"seed": 5})
+        builder = pickle.loads(pickle.dumps(PaddockGroupBuilder(task, options)))
+        try:
+            return await do_group_rollout(builder, Guesser())
+        finally:
+            await close_groups()
+
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = words.write_tokenizer(Path(folder) / "tokenizer")
+        agent = LoopAgent(LoopLimits(steps=game.GUESSES), system=None)
+        options = {"environment": game.Game, "agent": agent, "tokenizer": str(tokenizer), "renderer": "default"}
+        group = asyncio.run(roll({**options, "n": 2, "store": Path(folder) / "store"}))
+    data = [trajectory_to_data(each, 1.0) for each in group.trajectories_G]
+    return {
+        "rewards": group.get_total_rewards(),
+        "turns": [len(each.transitions) for each in group.trajectories_G],
+        "data": [len(each) for each in data],
+        "calls": [metrics["calls"] for metrics in group.metrics_G],
+        "stop": [each.stop_reason for each in group.trajectories_G],
+    }
+
+
 def verl_loop(_: str, url: str, script: str) -> dict[str, Any]:
     import tempfile
 
@@ -279,4 +331,5 @@ report(
     skyrl_generates_at_once,
     verl_loop,
     verl_asks_the_servers,
+    tinker_groups,
 )
