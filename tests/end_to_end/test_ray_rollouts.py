@@ -21,12 +21,14 @@ import pytest
 
 from paddock.capture.gate import CallGate
 from paddock.export import export_rollout
+from paddock.limits import Budget
 from paddock.models.endpoint import Endpoint
 from paddock.models.replay import ReplayServer
 from paddock.models.weight_version import Weights
 from paddock.processes import find_marked_processes
 from paddock.rollouts.api import run_batch
 from paddock.rollouts.batch import BatchResult
+from paddock.rollouts.fork import fork
 from paddock.rollouts.rollout import Rollout
 from paddock.store import Store
 from paddock.store.record import RolloutRecord
@@ -437,3 +439,19 @@ def test_a_killed_node_costs_its_rollouts_one_attempt(stage: Stage, tmp_path: Pa
     assert broken
     assert {node_of(record) for record in broken} == {name}
     assert all("node" in (record.error or "") for record in broken)
+
+
+def test_forks_and_resumed_members_replay_their_calls_on_a_node(stage: Stage, tmp_path: Path) -> None:
+    async def play() -> None:
+        async with ReplayServer(script(0.0), api_key=UPSTREAM_KEY) as server:
+            model = Endpoint(server.url, "replay", api_key=UPSTREAM_KEY, engine="vllm")
+            options: dict[str, Any] = {"model": model, "agent": python(f"{SPEAKING}\nsys.exit(converse())")}
+            options |= {"store": tmp_path, "engine": RayBackend(resources=SMALL)}
+            stopped = await run_batch([a_task()], budget=Budget(calls=1), batch_id="b-one", **options)
+            (resumed,) = (await run_batch([a_task()], resume="b-one", **options)).records
+            (forked,) = (await fork(stopped.records[0], at=1, budget=Budget(calls=9), **options)).records
+            for record in (resumed, forked):
+                assert (record.reward, record.fork["fidelity"]["replayed_calls"]) == (1.0, 1), record.error
+            assert [served.turn for served in server.log] == [0, 1, 1]
+
+    asyncio.run(play())

@@ -1,11 +1,13 @@
 """Forks and resumed members: recorded calls are replayed, and only the rest is sampled."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paddock.agents.command import CommandAgent
 from paddock.errors import ConfigError, StoreError, TaskError
 from paddock.limits import Budget
 from paddock.models.endpoint import Endpoint
@@ -91,6 +93,30 @@ def test_an_agent_that_does_something_else_ends_unscored(store: Store) -> None:
             assert "diverged" in (record.error or "")
             assert record.fork["fidelity"]["diverged_at"] == "c0"
             assert server.log == []
+
+    run(play())
+
+
+class Versioned(CommandAgent):
+    def __init__(self, version: str) -> None:
+        super().__init__(shlex.join(speaker().words))
+        self._version = version
+
+    @property
+    def version(self) -> str:  # type: ignore[override]
+        return self._version
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "version": self.version}
+
+
+def test_another_version_of_the_agent_is_a_warning(store: Store) -> None:
+    async def play() -> None:
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            source = await roll(store, Versioned("9.8"), model=endpoint_of(server))
+            (record,) = await forked(store, server, source, at=2, agent=Versioned("9.9"))
+            warnings = [event.data for _, event in store.events(record.rollout_id) if event.kind == "warning"]
+            assert warnings == [{"warning": "the recorded rollout is of command 9.8, and this one is 9.9"}]
 
     run(play())
 

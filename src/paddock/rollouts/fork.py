@@ -72,6 +72,8 @@ class RecordedCalls:
     calls: list[Call]
     are_trained_on: bool
     """Whether the recorded rollout has a reward: then the calls are trained on there."""
+    agent_version: str | None = None
+    """The version of the agent's program that made them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +238,10 @@ def read_tool_call(call: Any, number: int) -> dict[str, Any]:
 def read_calls(store: Store, rollout_id: str) -> RecordedCalls:
     """The calls of a recorded rollout. Those of an unscored one are trained on nowhere else."""
     source = store.get(rollout_id)
-    return RecordedCalls(store.calls(rollout_id), source is None or source.reward is not None)
+    calls = store.calls(rollout_id)
+    if source is None:
+        return RecordedCalls(calls, are_trained_on=True)
+    return RecordedCalls(calls, source.reward is not None, source.config.get("version"))
 
 
 def make_replay(point: ForkPoint, recorded: RecordedCalls) -> Replay:

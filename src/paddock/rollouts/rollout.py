@@ -243,7 +243,11 @@ class Rollout:
                 "recorded calls cannot be replayed: the environment does not declare itself deterministic",
                 hint="set `deterministic = True` on its class, or start from the beginning (--from-start)",
             )
-        return await asyncio.to_thread(make_replay, point, await self.read_recorded(point))
+        recorded, agent = await self.read_recorded(point), self.context.agent
+        if recorded.agent_version not in (None, agent.version):
+            versions = f"{agent.name} {recorded.agent_version}, and this one is {agent.version}"
+            self.recorder.emit("warning", {"warning": f"the recorded rollout is of {versions}"})
+        return await asyncio.to_thread(make_replay, point, recorded)
 
     async def read_recorded(self, point: ForkPoint) -> RecordedCalls:
         """The calls to replay."""
