@@ -157,8 +157,10 @@ def advise(report: ProbeReport) -> list[str]:
     if report.models and report.model not in report.models:
         advice.append(f"the server does not list {report.model!r}: it lists {', '.join(report.models)}")
     if not report.streaming:
+        otherwise = "; token mode (--tokens) streams them" if report.token_mode_problem is None else ""
         advice.append(
             "answers reach the agent only when they are complete: this engine does not stream with token ids"
+            + otherwise
         )
     return advice
 

@@ -11,6 +11,7 @@ from capture.harness import run
 from capture.token_engine import CHATML, TokenEngine, make_backend, write_tokenizer
 from capture.tokens.harness import tokenizer_folder
 from paddock.capture.settings import TokenSettings
+from paddock.capture.tokens import tokenizer
 from paddock.capture.tokens.opening import RenderingSource
 from paddock.capture.tokens.rendering import Rendering, open_rendering
 from paddock.capture.tokens.tokenizer import open_tokenizer
@@ -93,6 +94,13 @@ def test_nothing_is_downloaded(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         open_family("gpt-oss")
 
 
+def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "PACKAGES", ("no_such_package",))
+    with pytest.raises(ConfigError, match="token mode needs the package renderers") as caught:
+        open_tokenizer(tokenizer_folder())
+    assert "paddock-rl[tokens]" in (caught.value.hint or "")
+
+
 def test_the_name_of_a_model_decides_its_family() -> None:
     assert open_family(None, model="Qwen/Qwen3-8B").family == "qwen3"
     assert open_family(None, CHATML, model="my/finetune").family == "default"
@@ -121,11 +129,11 @@ def test_the_endpoint_leads_to_its_tokenizer(tmp_path: Path) -> None:
     async def body() -> None:
         folder = write_tokenizer(tmp_path / "model", template=CHATML)
         async with TokenEngine(lambda prompt, calls: "", "llamacpp") as engine, Upstream() as upstream:
-            for name, tokenizer in ((folder, folder), ("unknown", "unknown")):
+            for name, expected in ((folder, folder), ("unknown", "unknown")):
                 endpoint = Endpoint(engine.url, name, engine="llamacpp")
                 source = RenderingSource(TokenSettings(), endpoint, upstream, thinking=None)
                 rendering = await source.check()
-                assert rendering.tokenizer.name_or_path == tokenizer
+                assert rendering.tokenizer.name_or_path == expected
                 assert rendering.tokenizer.is_remote is (name == "unknown")
             text_only = Endpoint(engine.url, folder, engine="openai")
             with pytest.raises(ConfigError, match="token mode needs vLLM"):
