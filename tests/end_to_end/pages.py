@@ -27,9 +27,9 @@ def a_browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def paddock(*arguments: str) -> Iterator[str]:
+def paddock(*arguments: str, token_option: str = "--auth-token") -> Iterator[str]:
     """A paddock command that serves, by the address of its server."""
-    command = [sys.executable, "-m", "paddock", *arguments, "--port", "0", "--auth-token", TOKEN, "--json"]
+    command = [sys.executable, "-m", "paddock", *arguments, "--port", "0", token_option, TOKEN, "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=quiet_environment())
     try:
         assert process.stdout is not None

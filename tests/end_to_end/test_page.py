@@ -343,6 +343,17 @@ def test_drift_is_pointed_out(page: Page, ids: dict[str, str]) -> None:
 # -- play, server -----------------------------------------------------------------------------------
 
 
+def test_the_page_of_a_server_opens_with_its_environment(browser: Browser, counter_url: str) -> None:
+    with a_page(browser, counter_url) as opened:
+        expect(opened.locator("nav [aria-current=page]")).to_have_text("Play")
+
+
+def test_the_page_of_a_plane_opens_with_its_instances(browser: Browser, tmp_path: Path) -> None:
+    options = ("--web", "--state", str(tmp_path / "state"), "--store", str(tmp_path / "store"))
+    with paddock("fleet", "up", *options, token_option="--api-key") as address, a_page(browser, address) as opened:
+        expect(opened.locator("nav [aria-current=page]")).to_have_text("Fleet")
+
+
 def test_an_environment_is_played_by_hand(browser: Browser, counter_url: str) -> None:
     with a_page(browser, counter_url) as page:
         go(page, "#/play")

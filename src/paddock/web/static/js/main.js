@@ -82,9 +82,10 @@ async function startPage() {
   if (about.environment) document.title = `${about.environment} · Paddock`;
   const sections = isShared ? [] : SECTIONS.filter((section) => about.parts[section.part]);
   useKeys(sections.map((section) => ({ keys: `g ${section.key}`, does: `Go to ${section.title}`, run: () => (location.hash = `#/${section.name}`) })));
-  const home = sections[0]?.name ?? "rollouts";
+  // A server is opened to play with its environment, a plane to look at its instances.
+  const home = ["play", "fleet"].find((part) => about.parts[part]) ?? sections[0]?.name ?? "rollouts";
   if (isShared && !location.hash.startsWith("#/rollouts/")) history.replaceState(null, "", `#/rollouts/${sharedRollout}`);
-  startRouter(main, VIEWS, about.parts.play && !about.parts.rollouts ? "play" : home, (name) => drawNavigation(sections, name));
+  startRouter(main, VIEWS, home, (name) => drawNavigation(sections, name));
 }
 
 startPage();
