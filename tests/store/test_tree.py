@@ -169,9 +169,7 @@ def test_the_last_fork_takes_everything_with_it(store: Store, family: dict[str, 
             assert connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] == 0, table
 
 
-def test_a_pruned_source_can_be_forked_no_more_but_its_id_is_free(
-    store: Store, family: dict[str, list[Call]]
-) -> None:
+def test_the_id_of_a_pruned_source_is_free(store: Store, family: dict[str, list[Call]]) -> None:
     store.prune(max_age_seconds=2500)
     again = forked("first", family["first"], 2, seed=7)
     save(store, "late", again, age=100, source="first", at=2)
