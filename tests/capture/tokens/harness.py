@@ -1,5 +1,7 @@
 """A proxy in token mode in front of a `TokenEngine`, and what must hold of everything that it stores."""
 
+import atexit
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -18,7 +20,9 @@ SYSTEM = {"role": "system", "content": "You are an agent."}
 
 @cache
 def tokenizer_folder(template: str | None = None) -> str:
-    return write_tokenizer(Path(mkdtemp(prefix="paddock-tokenizer-")), template=template)
+    folder = mkdtemp(prefix="paddock-tokenizer-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return write_tokenizer(Path(folder), template=template)
 
 
 @asynccontextmanager
