@@ -7,6 +7,8 @@ import pytest
 
 from paddock.errors import ConfigError, StoreError, StreamError
 from paddock.store import Store
+from paddock.train.sources import Source
+from rollouts.played import a_task, needs_bwrap, speaker
 from train.streaming import Place, Streams, ids, run, tasks
 
 
@@ -167,6 +169,24 @@ def test_sources_are_mixed_by_their_weights(tmp_path: Path) -> None:
             async with streams.stream(often, rarely, batch_size=4, max_staleness=0) as stream:
                 names = [group.source for group in await stream.take(4)]
                 assert (names.count("often"), names.count("rarely")) == (3, 1)
+
+    run(work())
+
+
+@needs_bwrap
+def test_agents_in_sandboxes_and_loops_in_environments_feed_one_stream(tmp_path: Path) -> None:
+    async def work() -> None:
+        answer = {"tool": "bash", "arguments": {"command": "echo 42 > answer.txt"}}
+        script = {"tasks": [{"when": "42", "turns": [answer]}, {"when": "Do it", "turns": [{"text": "Done."}]}]}
+        async with Streams(tmp_path, script) as streams:
+            options = {"n": 2, "parallel": 2, "store": tmp_path, "name": "sandboxes"}
+            sandboxes = Source.create(streams.endpoint, [a_task()], agent=speaker(), **options)
+            loops = streams.source(Place(), tasks(1), name="loops")
+            async with streams.stream(sandboxes, loops, batch_size=2, rounds=1, zero_advantage="keep") as stream:
+                groups = {group.source: group for group in await stream.take()}
+        assert groups["sandboxes"].rewards == [1.0, 1.0]
+        assert sorted(groups["loops"].rewards) == [0.0, 1.0]
+        assert all(len(group.samples) == 2 for group in groups.values())
 
     run(work())
 

@@ -101,7 +101,10 @@ class Stream:
 
     async def __aexit__(self, *problem: Any) -> None:
         """Cancel what runs. It starts again when the stream goes on."""
-        await run_shielded(self._stack.aclose())
+        await run_shielded(self._close(*problem))
+
+    async def _close(self, *problem: Any) -> None:
+        await self._stack.__aexit__(*problem)
 
     async def _stop(self, scheduler: asyncio.Task[None]) -> None:
         tasks = [scheduler, *self._running.values()]
