@@ -126,8 +126,9 @@ def test_sigterm_ends_a_server_that_is_about_to_replace_a_worker(worker_server: 
     assert server.stop() == 0
 
 
-def test_a_child_that_is_no_worker_may_end(worker_server: StartServer) -> None:
-    server = worker_server(2, 4, "child")
+@pytest.mark.parametrize("kind", ["child", "short-lived-child"])
+def test_a_child_that_is_no_worker_may_end(worker_server: StartServer, kind: str) -> None:
+    server = worker_server(2, 4, kind)
     wait_until(lambda: server.notes("child ended"))
     victim = server.processes()[0]
     os.kill(victim, signal.SIGKILL)

@@ -23,10 +23,16 @@ class WorkerServer:
         command = [sys.executable, script, str(folder), str(workers), str(capacity), *besides]
         self.log = (folder / "log").open("w")
         self.process = subprocess.Popen(command, stderr=self.log)
-        wait_until(lambda: self.address() or self.process.poll() is not None, 15)
-        self.port = int(self.address().rpartition(":")[2])
         self.clients = ExitStack()
-        wait_until(lambda: len(self.processes()) == workers and self.is_up(), 15)
+        try:
+            wait_until(lambda: self.address() or self.process.poll() is not None, 15)
+            self.port = int(self.address().rpartition(":")[2])
+            wait_until(lambda: len(self.processes()) == workers and self.is_up(), 15)
+        except BaseException:
+            self.process.kill()  # Its workers notice it.
+            self.process.wait()
+            self.log.close()
+            raise
 
     def address(self) -> str:
         path = self.folder / "url"

@@ -1,7 +1,7 @@
 """Serves from several processes, for the tests of workers: `worker_server.py FOLDER WORKERS CAPACITY [OPTIONS…]`.
 
-With `child` the parent has another child besides its workers, which ends soon. With `hasty` an answer that takes a
-moment begins as a stream.
+With `child` the parent has another child besides its workers, which ends soon, and with `short-lived-child` one that
+ends before there are workers. With `hasty` an answer that takes a moment begins as a stream.
 """
 
 import asyncio
@@ -57,16 +57,18 @@ def note(line: str) -> None:
         notes.write(line + "\n")
 
 
-def have_a_child() -> None:
+def have_a_child(seconds: float) -> None:
     if os.fork() == 0:
-        time.sleep(0.2)
+        time.sleep(seconds)
         note("child ended")
         os._exit(0)
 
 
 if __name__ == "__main__":
     if "child" in sys.argv[4:]:
-        have_a_child()
+        have_a_child(0.2)
+    if "short-lived-child" in sys.argv[4:]:
+        have_a_child(0.0)
     if "hasty" in sys.argv[4:]:
         keepalive.SILENT_SECONDS = 0.1
     limits = Limits(max_sessions=int(sys.argv[3]), give_way_after=0.5, drain_grace=3)

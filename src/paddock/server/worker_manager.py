@@ -93,6 +93,7 @@ class WorkerManager:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for name in STOP_SIGNALS:
             signal.signal(name, self._stop)
+        self._reap()  # Children that ended before SIGCHLD was handled.
         for number in range(len(self.listening)):
             self._start(number)
         while self.workers or (self._restart_at and not self.is_stopping()):
