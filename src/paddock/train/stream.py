@@ -332,6 +332,8 @@ class Stream:
                 self._pacing.start(unit.number)
                 await self._worker.run(lambda unit=unit, version=version: self._state.start(unit, version))  # type: ignore[misc]
                 self._spawn(unit)
+                # It takes its slots in its first turn on the loop.
+                await asyncio.sleep(0)
         except Exception as error:
             self._fail(error)
 
