@@ -101,7 +101,7 @@ class Running:
         assert not self.thread.is_alive()
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
