@@ -195,6 +195,15 @@ def test_the_first_characters_of_an_id_are_enough(store: Store) -> None:
         assert store.get(prefix) is None
 
 
+def test_latest_is_the_rollout_that_began_last(store: Store) -> None:
+    assert store.get("latest") is None
+    for name, started in (("r-one", 5.0), ("r-two", 9.0), ("r-three", 7.0)):
+        begun(store, name, started_at=started)
+    latest = store.get("latest")
+    assert latest is not None
+    assert latest.rollout_id == "r-two"
+
+
 def test_an_ambiguous_prefix_names_the_candidates(store: Store) -> None:
     for number in range(9):
         begun(store, f"same-{number}")

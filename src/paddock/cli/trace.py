@@ -76,7 +76,10 @@ def list_command(store: Path | None, limit: int, as_json: bool, **filters: Any) 
 def show_command(
     rollout_id: str, store: Path | None, folder: Path | None, changed_by: str | None, as_json: bool
 ) -> int:
-    """Show one rollout: how it ended, and each of its calls. A unique beginning of the id is enough."""
+    """Show one rollout: how it ended, and each of its calls.
+
+    ID is an id, a unique beginning of one, or `latest`.
+    """
     from paddock.rollouts.rollout_json import rollout_to_json
 
     with open_store(store) as opened:
@@ -109,7 +112,10 @@ def show_command(
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
 def view_command(rollout_id: str, store: Path | None, no_open: bool, as_json: bool) -> None:
-    """Look at one rollout in the browser. A unique beginning of the id is enough."""
+    """Look at one rollout in the browser.
+
+    ID is an id, a unique beginning of one, or `latest`.
+    """
     from paddock.cli.view import view
 
     with open_store(store) as opened:

@@ -41,9 +41,13 @@ LOGS = (
 )
 """Left out where records are listed."""
 BODIES = ("instruction", "config", *LOGS)
-_HEAD_FIELDS = tuple(field.name for field in fields(RolloutRecord) if field.name not in BODIES)
+_HEAD_FIELDS = tuple(
+    field.name for field in fields(RolloutRecord) if field.name not in (*BODIES, "call_count", "store_folder")
+)
 MIN_PREFIX_CHARACTERS = 4
 """Fewer characters of an id are not looked up."""
+LATEST = "latest"
+"""In place of an id: the rollout that began last."""
 _CANDIDATES = 5
 PAGE_ROWS = 100
 _COLUMNS = ("task_id", "agent", "model", "batch_id", "started_at")
@@ -156,10 +160,15 @@ def _decompress_body(connection: sqlite3.Connection, key: int, name: str, data: 
 
 
 def find(connection: sqlite3.Connection, rollout_id: str) -> int | None:
-    """By its id, or by the first characters of it. Raises StoreError if several begin with them."""
+    """By its id, the first characters of it, or `latest`. Raises StoreError if several begin with them."""
     if rollout_id.startswith(replayed.PRUNED):
         return None
     key = key_of(connection, rollout_id)
+    if key is None and rollout_id == LATEST:
+        row = connection.execute(
+            "SELECT rollout FROM figures ORDER BY started_at DESC, rollout DESC LIMIT 1"
+        ).fetchone()
+        return None if row is None else int(row[0])
     if key is not None or len(rollout_id) < MIN_PREFIX_CHARACTERS:
         return key
     candidates = connection.execute(

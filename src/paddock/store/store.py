@@ -172,10 +172,12 @@ class Store:
         return is_first
 
     def get(self, rollout_id: str) -> RolloutRecord | None:
-        """The whole record. The first characters of an id are enough, four at least, if no other has them."""
+        """The whole record. The first characters of an id are enough, four at least, if no other has them.
+
+        `latest` is the rollout that began last."""
         with self._database.read() as connection:
             key = rows.find(connection, rollout_id)
-            return None if key is None else rows.read(connection, key)
+            return None if key is None else self._placed(rows.read(connection, key))
 
     def list(
         self,
