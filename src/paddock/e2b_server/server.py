@@ -218,9 +218,7 @@ class PortRouter(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         inner, _ = await loop.create_connection(lambda: RelayProtocol(transport), sock=inside)
         inner.write(bytes(self._head))
-        relay = RelayProtocol(inner)
-        relay.connection_made(transport)
-        transport.set_protocol(relay)
+        transport.set_protocol(RelayProtocol(inner))
         transport.resume_reading()
 
 
@@ -229,10 +227,6 @@ class RelayProtocol(asyncio.Protocol):
 
     def __init__(self, other: asyncio.Transport) -> None:
         self._other = other
-        self._own: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._own = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._other.write(data)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from paddock.store.record import RolloutRecord
 
     StoredRollout = tuple[RolloutRecord, list[Call]]
-    ReadRollouts = Callable[[sqlite3.Connection, Sequence[int]], list[StoredRollout]]
 
 ROLLOUTS_PER_QUERY = 100
 WHOLE_ROLLOUTS_PER_QUERY = 4

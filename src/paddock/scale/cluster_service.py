@@ -372,7 +372,6 @@ class GatewayProcess:
     def __init__(self, settings: dict[str, Any], listening: socket.socket, control: socket.socket) -> None:
         self.report: dict[str, Any] = {}
         self.stopping = False
-        self.restarts = 0
         self._settings = {**settings, "listen": listening.fileno(), "control": control.fileno()}
         self._fds = (listening.fileno(), control.fileno())
         self._child: ChildProcess | None = None
@@ -391,7 +390,6 @@ class GatewayProcess:
             await child.end()
             self.report = {}
             if not self.stopping:
-                self.restarts += 1
                 logger.error("a gateway ended with code %s: it is started again", child.ended.result())
                 await asyncio.sleep(RESTART_PAUSE_SECONDS)
 

@@ -94,10 +94,6 @@ class FastTokenizer(TextTokenizer):
             return self._backend.token_to_id(tokens)
         return [self._backend.token_to_id(token) for token in tokens]
 
-    @property
-    def vocabulary_size(self) -> int:
-        return int(self._backend.get_vocab_size())
-
 
 def check_installed() -> None:
     """Raises ConfigError if a package that token mode needs is missing."""

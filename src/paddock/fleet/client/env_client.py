@@ -52,7 +52,7 @@ class FleetEnvClient:
         self._base = base_url.rstrip("/")
         self._fleet_env = fleet_env_handle
         self._headers = {"Authorization": f"Bearer {api_key}", **(default_headers or {})}
-        self._mcp_urls = tuple(mcp_urls)
+        self.mcp_urls = tuple(mcp_urls)
         self._timeout = request_timeout_s
         self._context = context or ambient_context()
         self._bus = bus

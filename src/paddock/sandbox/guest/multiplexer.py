@@ -40,7 +40,6 @@ MOST_UNSENT_BYTES = 4 << 20
 FIRST_UPLOAD, FIRST_ACCEPTED = 1 << 30, 1 << 31
 """Streams from these numbers on are the content of a later request, and connections accepted inside."""
 BACKLOG = 128
-TCP = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
 DEFERRED = object()
 """Returned by a handler that answers later."""
 

@@ -47,10 +47,6 @@ class DatasetCache:
                 shutil.rmtree(partial, ignore_errors=True)
         return place
 
-    def find_folder(self, key: str) -> Path | None:
-        place = self.root / key
-        return place if place.is_dir() else None
-
     def value(self, key: str, fetch: Callable[[], Any], *, refresh: bool = False) -> Any:
         """The stored JSON value with this key. `fetch` gives it where it is missing, or with `refresh`."""
         file = self.root / key

@@ -58,9 +58,6 @@ class SwebenchSource:
         return f"{SWEBENCH}{self.file}"
 
 
-RemoteSource = GitSource | RegistrySource | SwebenchSource
-
-
 def parse_source(text: str) -> GitSource | SwebenchSource | None:
     """What a prefix says the set is; None without a prefix. Raises TaskError."""
     if text.startswith(GIT):

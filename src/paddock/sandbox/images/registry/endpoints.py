@@ -21,7 +21,6 @@ class RegistryEndpoint:
     """Without `/v2` and without a slash at the end."""
     login_key: str
     """Under which its login is stored."""
-    is_mirror: bool = False
 
 
 def find_endpoints(registry: str) -> list[RegistryEndpoint]:
@@ -45,9 +44,7 @@ def _mirror(url: str) -> RegistryEndpoint:
         raise ImageError(
             f"the mirror {host} would be used without TLS", hint=f"use https, or set PADDOCK_IMAGE_INSECURE={host}"
         )
-    return RegistryEndpoint(
-        f"{parts.scheme}://{host}{parts.path.rstrip('/').removesuffix('/v2')}", host, is_mirror=True
-    )
+    return RegistryEndpoint(f"{parts.scheme}://{host}{parts.path.rstrip('/').removesuffix('/v2')}", host)
 
 
 def may_be_plain(host: str) -> bool:
