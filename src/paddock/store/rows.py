@@ -165,8 +165,9 @@ def find(connection: sqlite3.Connection, rollout_id: str) -> int | None:
         return None
     key = key_of(connection, rollout_id)
     if key is None and rollout_id == LATEST:
+        # Rows are added when a rollout begins. `figures` may be missing in a store of an earlier version.
         row = connection.execute(
-            "SELECT rollout FROM figures ORDER BY started_at DESC, rollout DESC LIMIT 1"
+            "SELECT id FROM rollouts WHERE outcome IS NOT ? ORDER BY id DESC LIMIT 1", (tree.PRUNED_OUTCOME,)
         ).fetchone()
         return None if row is None else int(row[0])
     if key is not None or len(rollout_id) < MIN_PREFIX_CHARACTERS:
