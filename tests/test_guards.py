@@ -147,6 +147,7 @@ ORDER = [
         "errors",
         "types",
         "limits",
+        "loopback",
         "config",
         "processes",
         "child_process",

@@ -6,12 +6,13 @@ from typing import Any, TypeVar
 
 import pytest
 
+from paddock.loopback import is_loopback_url
 from paddock.scale.node_link import (
     LinkLost,
     connect_to_driver,
     listen,
 )
-from paddock.scale.rollout_service import RolloutService, RolloutTicket, address_of, is_loopback_url, tunnel
+from paddock.scale.rollout_service import RolloutService, RolloutTicket, address_of, tunnel
 
 ResultT = TypeVar("ResultT")
 TOKEN = "a token"

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from paddock.adapters.tools import ForeignTool, usable
 from paddock.client.mcp.client import McpClient, McpRpcError
 from paddock.client.mcp.stdio import McpStdioTransport
+from paddock.client.replies import text_of
 from paddock.config import PADDOCK_MCP_TOKEN
 from paddock.env import ToolEnvironment
 from paddock.errors import EnvironmentFailure, InvalidToolArguments, TargetError, ToolFailure, ToolNotFound
@@ -169,8 +170,3 @@ def in_both_forms(result: dict[str, Any]) -> dict[str, Any]:
         "isError": False,
         "resultType": "complete",
     }
-
-
-def text_of(result: dict[str, Any]) -> str:
-    blocks = result.get("content") or []
-    return "\n".join(str(block.get("text", "")) for block in blocks if block.get("type") == "text")

@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from paddock.capture.trace import Role
+from paddock.models.message_text import content_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,18 +49,12 @@ class Roles:
 
 
 def requests_summary(body: Mapping[str, Any]) -> bool:
-    return bool(SUMMARY.search(system_prompt(body)) or SUMMARY.search(text_of((body.get("messages") or [{}])[-1])))
+    last = (body.get("messages") or [{}])[-1]
+    return bool(SUMMARY.search(system_prompt(body)) or SUMMARY.search(content_text(last.get("content"))))
 
 
 def system_prompt(body: Mapping[str, Any]) -> str:
     for message in body.get("messages") or ():
         if isinstance(message, dict) and message.get("role") in ("system", "developer"):
-            return text_of(message)
+            return content_text(message.get("content"))
     return ""
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return str(content or "")

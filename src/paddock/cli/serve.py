@@ -169,9 +169,9 @@ def serve_on_cluster(
     ray: RayOptions,
     scale: ScalingPolicy,
 ) -> None:
+    from paddock.loopback import is_loopback
     from paddock.scale.cluster import Resources
     from paddock.scale.cluster_service import ClusterConfig, serve_on_ray
-    from paddock.server.access import is_loopback
     from paddock.sessions.spec import EnvironmentSpec
 
     EnvironmentSpec(make).require_concurrency(max(scale.shares(config.limits.max_sessions)))

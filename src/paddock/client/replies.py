@@ -47,7 +47,9 @@ def call_result(result: dict[str, Any]) -> CallResult:
 
 
 def text_of(result: dict[str, Any]) -> str:
-    return "\n".join(block.get("text", "") for block in result.get("content") or [] if block.get("type") == "text")
+    """The texts in the content of a tool's result."""
+    blocks = result.get("content") or []
+    return "\n".join(str(block.get("text", "")) for block in blocks if block.get("type") == "text")
 
 
 def as_model(kind: type[BaseModel], fields: dict[str, Any], what: str) -> BaseModel:

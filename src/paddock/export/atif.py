@@ -13,6 +13,7 @@ import orjson
 
 from paddock.capture.trace import Role, sent_temperature
 from paddock.export import Form, checks, conversation
+from paddock.models.message_text import content_text
 from paddock.rollouts.graph import Graph
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class _TrajectoryBuilder:
         steps = []
         called = {tool["tool_call_id"] for tool in (last or {}).get("tool_calls") or ()}
         for message in messages:
-            role, text = message.get("role"), conversation.text(message)
+            role, text = message.get("role"), content_text(message.get("content"))
             if role == "tool" and message.get("tool_call_id") in called and last is not None:
                 results = last.setdefault("observation", {"results": []})["results"]
                 results.append({"source_call_id": message["tool_call_id"], "content": text})
@@ -124,7 +125,7 @@ class _TrajectoryBuilder:
             "source": "agent",
             "timestamp": datetime.fromtimestamp(call.started, UTC).isoformat(),
             "model_name": call.model or None,
-            "message": conversation.text(call.message),
+            "message": content_text(call.message.get("content")),
             "reasoning_content": call.message.get("reasoning_content"),
             "llm_call_count": 1,
             "metrics": {

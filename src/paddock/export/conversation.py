@@ -30,11 +30,3 @@ def new_messages(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]
         return None
     rest = list(now[len(before) :])
     return rest[1:] if rest[0].get("role") == "assistant" else rest
-
-
-def text(message: dict[str, Any]) -> str:
-    """The text of a message, its parts joined."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return str(content or "")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.capture.trace import sent_temperature
 from paddock.export import Form, checks, conversation
+from paddock.models.message_text import content_text
 from paddock.rollouts.graph import Graph
 from paddock.store.outcome import Outcome
 
@@ -103,7 +104,7 @@ class _NodeBuilder:
 
 def plain(message: dict[str, Any]) -> dict[str, Any]:
     """An input message in the few roles that verifiers knows."""
-    role, text = message.get("role"), conversation.text(message)
+    role, text = message.get("role"), content_text(message.get("content"))
     if role == "tool":
         return {"role": "tool", "tool_call_id": str(message.get("tool_call_id") or ""), "content": text}
     return {"role": "system" if role in ("system", "developer") else "user", "content": text}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.config import HF_TOKEN, OPENAI_API_KEY, PADDOCK_MODEL_API_KEY, user_cache_folder
 from paddock.errors import ConfigError
+from paddock.loopback import is_loopback
 from paddock.models.endpoint import Endpoint, parse_model_url
 from paddock.models.listing import list_models
 from paddock.protocol.redact import mask_url
@@ -24,7 +25,6 @@ FORMS = (
     "use http(s)://host:port[/v1], vllm://org/repo, hf-router://org/repo:provider, "
     "demo, replay:FILE, local or local:FILE.gguf"
 )
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)*(:[\w.-]+)?")
 
 
@@ -99,7 +99,7 @@ async def _server(spec: str, name: str | None, api_key: str | None, log: Callabl
 
 
 def _key_for(server: ModelUrl) -> str | None:
-    private = server.url.startswith("https://") or server.host in LOOPBACK
+    private = server.url.startswith("https://") or is_loopback(server.host)
     return PADDOCK_MODEL_API_KEY.read() or (OPENAI_API_KEY.read() if private else None)
 
 

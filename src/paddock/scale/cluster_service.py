@@ -23,12 +23,12 @@ import paddock
 from paddock.child_process import ChildProcess
 from paddock.errors import ClusterError, ConfigError
 from paddock.limits import MEBIBYTE
+from paddock.loopback import is_loopback
 from paddock.scale import cluster
 from paddock.scale.autoscale import Autoscaler, HostLoad, ScalingPolicy, hosts_to_retire
 from paddock.scale.cluster import ClusterHead, call_ray
 from paddock.scale.host_actor import LOOPBACK_ADDRESS, HostConfig, node_address, place_host
 from paddock.scale.placement import ClusterNodes, last_line
-from paddock.server.access import is_loopback
 from paddock.server.listening import bind, url_of
 
 if TYPE_CHECKING:

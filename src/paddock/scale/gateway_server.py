@@ -38,7 +38,6 @@ from paddock.server.answers import CLOSE_CODES, NORMAL
 from paddock.server.app import OPEN_PATHS, PAGE
 from paddock.server.handshake import LEASE_HEADER, ClientHandshake
 from paddock.server.http import (
-    SESSION_COOKIE,
     SESSION_HEADER,
     JSONBytes,
     cancel_on_disconnect,
@@ -47,6 +46,7 @@ from paddock.server.http import (
     wait_for_disconnect,
 )
 from paddock.server.listening import StoppableServer, loop_factory, uvicorn_config
+from paddock.server.workers import session_cookie
 
 if TYPE_CHECKING:
     from paddock.scale.host_connection import Address
@@ -381,14 +381,6 @@ def opens_session(call: RpcCall | None) -> bool:
 def rpc_failure(error: PaddockError, call: RpcCall | None) -> JSONBytes:
     status = error.http_status if isinstance(error, HostLost) or error.http_status in (401, 403) else 200
     return JSONBytes(jsonrpc.failure(error, call.id if call else None), 404 if status == 410 else status)
-
-
-def session_cookie(header: str | None) -> str | None:
-    for part in (header or "").split(";"):
-        name, _, value = part.strip().partition("=")
-        if name == SESSION_COOKIE:
-            return value
-    return None
 
 
 # -- the process --------------------------------------------------------------------------------------

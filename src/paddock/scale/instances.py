@@ -20,13 +20,13 @@ from paddock.child_process import KILL_SECONDS
 from paddock.errors import ConfigError, VerifierError
 from paddock.fleet.instance.verifier.runner import VerifierRunner
 from paddock.fleet.plane.processes import HostedProcess, StartFailed
+from paddock.loopback import is_loopback
 from paddock.scale import cluster
 from paddock.scale.cluster import ClusterHead, call_ray
 from paddock.scale.host_actor import LOOPBACK_ADDRESS, node_address
 from paddock.scale.instance_actor import NODE_PYTHON, InstanceActor, InstanceActorConfig
 from paddock.scale.node_link import LinkLost, NodeLink, accept_caller, challenge_caller, listen
 from paddock.scale.placement import NODE_LABEL, SUBMISSIONS, ClusterNodes, last_line
-from paddock.server.access import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.capture.gate import CallGate
 from paddock.capture.upstream import Upstream
 from paddock.errors import StoreError
+from paddock.loopback import is_loopback_url
 from paddock.models.weight_version import Weights
 from paddock.rollouts.context import RunContext
 from paddock.rollouts.rollout import Rollout
@@ -30,7 +31,7 @@ from paddock.scale.cluster import ray_module
 from paddock.scale.driver_images import fetch_driver_images
 from paddock.scale.node_link import LinkLost, LinkMessage, NodeLink, connect_to_driver
 from paddock.scale.remote_pauses import pause_on_node
-from paddock.scale.rollout_service import RolloutTicket, is_loopback_url, tunnel
+from paddock.scale.rollout_service import RolloutTicket, tunnel
 from paddock.store import Store
 from paddock.store.blobs import digest_of
 

@@ -28,7 +28,6 @@ from paddock.scale.node_link import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PLAIN_PORTS = {"http": 80, "https": 443}
 
 
@@ -105,11 +104,6 @@ class RolloutService:
             model = await asyncio.open_connection(*self._model, limit=READ_BYTES)
             accept_caller(writer)
             await relay_streams((reader, writer), model)
-
-
-def is_loopback_url(url: str) -> bool:
-    """Whether a URL means this machine, whichever that is."""
-    return urlsplit(url).hostname in LOOPBACK
 
 
 def address_of(url: str) -> tuple[str, int]:

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.capture.trace import Call, Caller, Event, Level, LogprobsKind, Role
 from paddock.errors import ConfigError, SandboxError, StoreError
+from paddock.loopback import is_loopback_url
 from paddock.rollouts.judging import Ending
 from paddock.scale.cluster import ClusterHead, Resources, connect, disconnect, ray_module
 from paddock.scale.node_link import LinkLost, LinkMessage, NodeLink
 from paddock.scale.node_rollout import RolloutJob, run_rollout_task
 from paddock.scale.placement import ClusterNodes, RolloutPlacement
 from paddock.scale.remote_pauses import RemotePauses
-from paddock.scale.rollout_service import RolloutService, is_loopback_url
+from paddock.scale.rollout_service import RolloutService
 from paddock.shielded import run_shielded
 from paddock.store.outcome import Outcome
 from paddock.store.record import RolloutRecord

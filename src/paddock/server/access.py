@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from paddock.errors import Forbidden, Unauthorized
+from paddock.loopback import is_loopback
 
 if TYPE_CHECKING:
     from paddock.config import Access
 
 Header = Callable[[str], str | None]
-LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 TEST_CLIENT = "testserver"
 """The host name that Starlette's test client sends. No public site has a name without a dot."""
 
@@ -31,16 +30,6 @@ def lookup(headers: Iterable[tuple[bytes, bytes]]) -> Header:
         return None if value is None else str(value, "latin-1")
 
     return header
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine, without asking a name server."""
-    if host in LOOPBACK:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_access(access: Access, header: Header) -> None:

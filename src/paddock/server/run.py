@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import ConfigError
-from paddock.server.access import is_loopback
+from paddock.loopback import is_loopback
 from paddock.server.app import create_app
 from paddock.server.http_protocol import LimitedProtocol
 from paddock.server.listening import StoppableServer, bind, loop_factory, url_of, uvicorn_config

@@ -27,7 +27,6 @@ import h11
 from starlette.requests import ClientDisconnect
 
 from paddock.errors import PaddockError, RequestError, WorkerUnavailable
-from paddock.protocol.sse import MEDIA_TYPE
 from paddock.server.app import INTERNAL_HEADER
 from paddock.server.forwarding import CONNECTION_ERRORS, STALLED_SECONDS, WorkerConnections
 from paddock.server.handoff import HANDSHAKE, MAX_NOTE_BYTES, HandOffSender, claim
@@ -39,6 +38,7 @@ from paddock.server.http import (
     read_body,
     wait_for_disconnect,
 )
+from paddock.server.keepalive import EVENT_STREAM
 from paddock.server.mcp import refuse
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ UNRESPONSIVE_SECONDS = 2.0
 """A worker writes its heartbeat ten times a second. One that did not for so long gets nothing new."""
 EVICT_NOTE = b"make room"
 STREAM_HEADERS = (b"transfer-encoding", b"connection", b"content-length")
-EVENT_STREAM = MEDIA_TYPE.encode()
 GATHER_SECONDS = 5.0
 
 
@@ -248,7 +247,7 @@ class SiblingWorkers:
 
     async def forwarded(self, scope: Any, receive: Any, send: Any, header: Header) -> bool:
         """Send an HTTP request on to the worker that keeps its session. False if it is ours."""
-        worker = self.owner(header("mcp-session-id") or header(SESSION_HEADER) or _cookie(header("cookie")))
+        worker = self.owner(header("mcp-session-id") or header(SESSION_HEADER) or session_cookie(header("cookie")))
         if worker is None:
             return False
         try:
@@ -390,7 +389,8 @@ async def _first(*waits: Callable[[], Any]) -> None:
             task.cancel()
 
 
-def _cookie(header: str | None) -> str | None:
+def session_cookie(header: str | None) -> str | None:
+    """The session's token in a Cookie header."""
     for part in (header or "").split(";"):
         name, _, value = part.strip().partition("=")
         if name == SESSION_COOKIE:

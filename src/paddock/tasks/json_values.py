@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import difflib
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -57,6 +58,14 @@ def write_value(value: object) -> Any:
     if isinstance(value, tuple):
         return [write_value(item) for item in value]
     return write_content(value) if isinstance(value, bytes) else value
+
+
+def parse_json(data: bytes, place: str) -> Any:
+    """Parse a document. Raises TaskError, with `place` in its message, if it is not JSON."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"{place} is not valid JSON: {error}", hint="correct the text there") from error
 
 
 def read_content(content: object, where: str) -> bytes:

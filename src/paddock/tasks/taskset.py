@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from paddock.tasks.datasets.source import (
     parse_registry_name,
     parse_source,
 )
+from paddock.tasks.json_values import parse_json
 from paddock.tasks.requirements import MISSING_FILES, UNREADABLE
 from paddock.tasks.task import Task
 from paddock.tasks.task_folder import is_task_folder, read_task_folder, task_folder_id
@@ -92,7 +92,7 @@ class _InLine:
     def load(self) -> Task:
         with self.file.open("rb") as file:
             file.seek(self.offset)
-            return Task.from_json(_parsed(file.read(self.length), self.place), source=self.place)
+            return Task.from_json(parse_json(file.read(self.length), self.place), source=self.place)
 
 
 _Entry = _InMemory | _InFolder | _InLine
@@ -129,7 +129,7 @@ class TaskSet(Sequence[Task]):
             for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), b""), start=1):
                 place = f"{file}:{number}"
                 if line.strip():
-                    task = Task.from_json(_parsed(line, place), source=place)
+                    task = Task.from_json(parse_json(line, place), source=place)
                     entries.append(_InLine(task.id, place, file, offset, len(line)))
                 offset += len(line)
         if not entries:
@@ -141,7 +141,7 @@ class TaskSet(Sequence[Task]):
         """A file with one task in its JSON form, or a list of them."""
         file = Path(path)
         with _opened(file) as opened:
-            data = _parsed(opened.read(), str(file))
+            data = parse_json(opened.read(), str(file))
         items = data if isinstance(data, list) else [data]
         if not items:
             raise TaskError(f"{file} holds no task", hint='write {"instruction": "…"} or a list of such objects')
@@ -345,10 +345,3 @@ def _opened(file: Path) -> Any:
         return file.open("rb")
     except OSError as error:
         raise TaskError(f"{file} cannot be read: {error.strerror}", hint="name a readable file") from error
-
-
-def _parsed(data: bytes, place: str) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise TaskError(f"{place} is not valid JSON: {error}", hint="correct the text there") from error

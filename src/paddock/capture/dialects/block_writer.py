@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from paddock.capture.dialects.base import ReplyWriter, split_into_chunks
+from paddock.models.message_text import content_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,11 +136,11 @@ class BlockWriter(ReplyWriter):
 
     def _read_delta(self, delta: dict[str, Any]) -> Iterator[bytes]:
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
-            yield from self._extend("reasoning", text_of(reasoning))
+            yield from self._extend("reasoning", content_text(reasoning))
         if content := delta.get("content"):
-            yield from self._extend("text", text_of(content))
+            yield from self._extend("text", content_text(content))
         if refusal := delta.get("refusal"):
-            yield from self._extend("refusal", text_of(refusal))
+            yield from self._extend("refusal", content_text(refusal))
         for position, piece in enumerate(delta.get("tool_calls") or ()):
             index = piece.get("index")
             yield self._extend_call(position if index is None else index, piece)
@@ -206,13 +207,6 @@ def is_json(arguments: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def text_of(value: Any) -> str:
-    """A text, or the joined texts of content parts."""
-    if isinstance(value, list):
-        return "".join(str(part.get("text", "")) for part in value if isinstance(part, dict))
-    return str(value)
 
 
 def arguments_of(function: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paddock.errors import ConfigError
-from paddock.server.access import is_loopback
+from paddock.loopback import is_loopback
 
 if TYPE_CHECKING:
     from pathlib import Path

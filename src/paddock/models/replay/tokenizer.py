@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from paddock.models.message_text import content_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -186,7 +188,7 @@ def prompt_ids(messages: Sequence[dict[str, Any]], tools: Sequence[Any] | None) 
             ids += completion_ids(assistant_turn_of(message))
         else:
             ids.append(_ROLES.get(str(role), Marker.USER))
-            ids += encode(text_of(message.get("content")))
+            ids += encode(content_text(message.get("content")))
             ids.append(Marker.END)
     ids.append(Marker.ASSISTANT)
     return ids
@@ -206,22 +208,13 @@ def assistant_turn_of(message: dict[str, Any]) -> AssistantTurn:
             ScriptedToolCall(str(function.get("name", "")), canonical_arguments(function.get("arguments", "")))
         )
     thinking = message.get("reasoning_content") or message.get("reasoning") or ""
-    return AssistantTurn(text_of(message.get("content")).strip(), str(thinking).strip(), tuple(calls))
-
-
-def text_of(content: Any) -> str:
-    """The text of a message's content, in any of its forms."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return ""
+    return AssistantTurn(content_text(message.get("content")).strip(), str(thinking).strip(), tuple(calls))
 
 
 def opening_texts(messages: Sequence[dict[str, Any]]) -> list[str]:
     """What the user says before the first answer. Some agents send a message about their surroundings first."""
     opening = itertools.takewhile(lambda message: message.get("role") != "assistant", messages)
-    return [text_of(message.get("content")) for message in opening if message.get("role") == "user"]
+    return [content_text(message.get("content")) for message in opening if message.get("role") == "user"]
 
 
 def count_turns(messages: Sequence[dict[str, Any]]) -> int:

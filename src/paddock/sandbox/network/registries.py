@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
-from paddock.sandbox.network.addresses import parse_address
+from paddock.loopback import is_loopback
 from paddock.sandbox.network.machine_settings import MachineSettings, endpoint_of, read_machine_settings
 
 if TYPE_CHECKING:
@@ -104,11 +104,6 @@ class Registries:
 def machine_registries() -> Registries:
     """Those of this process. Its settings are read once."""
     return Registries(read_machine_settings())
-
-
-def is_loopback(host: str) -> bool:
-    address = parse_address(host)
-    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def _endpoints(urls: Iterable[str]) -> Iterator[Endpoint]:

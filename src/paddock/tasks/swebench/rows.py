@@ -14,13 +14,13 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import TaskError
 from paddock.limits import MEBIBYTE, RolloutTimeouts, SandboxLimits
+from paddock.tasks.json_values import parse_json
 from paddock.tasks.settings import EnvironmentSettings, LogGrader, TaskImage, TaskSettings, VerifierSettings
 from paddock.tasks.swebench.package import RowDescription, describe_rows
 from paddock.tasks.swebench.scripts import (
@@ -158,9 +158,11 @@ def _read_file(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
             rows = _read_parquet(file)
         elif file.suffix == ".jsonl":
             lines = enumerate(file.read_bytes().splitlines(), start=1)
-            rows = [(f"{file}:{number}", _parse(line, f"{file}:{number}")) for number, line in lines if line.strip()]
+            rows = [
+                (f"{file}:{number}", parse_json(line, f"{file}:{number}")) for number, line in lines if line.strip()
+            ]
         else:
-            data = _parse(file.read_bytes(), str(file))
+            data = parse_json(file.read_bytes(), str(file))
             items = data if isinstance(data, list) else [data]
             rows = [(f"{file}[{number}]", item) for number, item in enumerate(items)]
     except OSError as error:
@@ -179,13 +181,6 @@ def _read_parquet(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
     except ArrowException as error:
         raise TaskError(f"{file} is not a Parquet file: {error}", hint="name a .jsonl or .parquet file") from error
     return [(f"{file}: row {number}", row) for number, row in enumerate(rows)]
-
-
-def _parse(data: bytes, place: str) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise TaskError(f"{place} is not valid JSON: {error}", hint="correct the text there") from error
 
 
 def _read_row(data: Mapping[str, Any], place: str) -> SwebenchRow:
@@ -245,7 +240,7 @@ def _command(value: Any, place: str) -> str | tuple[str, ...]:
 
 
 def _names(value: Any, place: str) -> tuple[str, ...]:
-    names = _parse(value.encode(), place) if isinstance(value, str) and value else value
+    names = parse_json(value.encode(), place) if isinstance(value, str) and value else value
     if not names:
         return ()
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -15,9 +15,10 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 
 from paddock.errors import ImageError
+from paddock.loopback import is_loopback_url
 from paddock.retry import parse_retry_after
 from paddock.sandbox.images.oci import load_json
-from paddock.sandbox.images.registry.endpoints import RegistryEndpoint, is_this_machine, may_be_plain
+from paddock.sandbox.images.registry.endpoints import RegistryEndpoint, may_be_plain
 from paddock.sandbox.network.upstream_proxy import find_upstream_proxy
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def _proxy_options(url: str) -> dict[str, Any]:
     aiohttp's `trust_env` would also read `~/.netrc`, and refuse requests that have a token then.
     """
     parts = urlsplit(url)
-    if is_this_machine(parts.netloc):
+    if is_loopback_url(f"//{parts.netloc}"):
         return {}
     proxy = find_upstream_proxy(parts.scheme, parts.hostname or "")
     if proxy is None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from paddock.config import PADDOCK_IMAGE_INSECURE, PADDOCK_IMAGE_MIRRORS
 from paddock.errors import ImageError
+from paddock.loopback import is_loopback_url
 from paddock.sandbox.images.reference import DEFAULT_REGISTRY
 
 DEFAULT_REGISTRY_HOST = "registry-1.docker.io"
@@ -50,13 +50,4 @@ def _mirror(url: str) -> RegistryEndpoint:
 def may_be_plain(host: str) -> bool:
     """Whether a host (`NAME[:PORT]`) may be used without TLS: this machine, and what the settings allow."""
     insecure = PADDOCK_IMAGE_INSECURE.read()
-    return host in insecure or (urlsplit(f"//{host}").hostname or "") in insecure or is_this_machine(host)
-
-
-def is_this_machine(host: str) -> bool:
-    """Whether `NAME[:PORT]` is a loopback address."""
-    name = urlsplit(f"//{host}").hostname or ""
-    try:
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return host in insecure or (urlsplit(f"//{host}").hostname or "") in insecure or is_loopback_url(f"//{host}")
