@@ -32,8 +32,15 @@ PIECE_CHARACTERS = 3
 
 
 @cache
-def make_backend() -> Tokenizer:
-    """A small byte-level BPE tokenizer, trained on the documentation, with the special tokens of Qwen 3."""
+def make_backend(special: tuple[str, ...] = SPECIAL) -> Tokenizer:
+    """A small byte-level BPE tokenizer, trained on the documentation, with the special tokens of a family."""
+    tokenizer = Tokenizer.from_str(train_backend())
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    return tokenizer
+
+
+@cache
+def train_backend() -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -42,37 +49,36 @@ def make_backend() -> Tokenizer:
     )
     docs = Path(__file__).parents[2] / "docs"
     tokenizer.train_from_iterator([(docs / "rollouts.md").read_text()], trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
-    return tokenizer
+    return str(tokenizer.to_str())
 
 
-def write_tokenizer(folder: Path, *, template: str | None = None) -> str:
+def write_tokenizer(folder: Path, *, template: str | None = None, special: tuple[str, ...] = SPECIAL) -> str:
     """A folder as a model has it."""
     folder.mkdir(parents=True, exist_ok=True)
-    make_backend().save(str(folder / "tokenizer.json"))
+    make_backend(special).save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|im_end|>", "bos_token": None, "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return str(folder)
 
 
-def sample(text: str) -> list[int]:
+def sample(text: str, special: tuple[str, ...] = SPECIAL) -> list[int]:
     """Ids of the text that its encoding would not give: special tokens whole, the rest in small pieces."""
-    backend, ids, start = make_backend(), [], 0
+    backend, ids, start = make_backend(special), [], 0
     while start < len(text):
-        special = next((each for each in SPECIAL if text.startswith(each, start)), None)
-        if special is not None:
-            ids.append(backend.token_to_id(special))
-            start += len(special)
+        marker = next((each for each in special if text.startswith(each, start)), None)
+        if marker is not None:
+            ids.append(backend.token_to_id(marker))
+            start += len(marker)
             continue
-        nearest = min((at for each in SPECIAL if (at := text.find(each, start)) != -1), default=len(text))
+        nearest = min((at for each in special if (at := text.find(each, start)) != -1), default=len(text))
         piece = text[start : min(start + PIECE_CHARACTERS, nearest)]
         ids += backend.encode(piece).ids
         start += len(piece)
     return ids
 
 
-def decode(ids: list[int]) -> str:
-    return str(make_backend().decode(ids, skip_special_tokens=False))
+def decode(ids: list[int], special: tuple[str, ...] = SPECIAL) -> str:
+    return str(make_backend(special).decode(ids, skip_special_tokens=False))
 
 
 @dataclass
@@ -83,9 +89,8 @@ class Reply:
     stop: str | None = "<|im_end|>"
     finish_reason: str = "stop"
 
-    @property
-    def ids(self) -> list[int]:
-        return sample(self.text + (self.stop or ""))
+    def ids(self, special: tuple[str, ...]) -> list[int]:
+        return sample(self.text + (self.stop or ""), special)
 
 
 @dataclass
@@ -111,6 +116,8 @@ class TokenEngine:
     missing_path: str | None = None
     cumulative: bool = True
     """Whether SGLang's events repeat all earlier tokens."""
+    special: tuple[str, ...] = SPECIAL
+    """The special tokens of its tokenizer."""
     calls: list[LoggedCall] = field(default_factory=list)
     chat_bodies: list[dict[str, Any]] = field(default_factory=list)
     """Requests on the ordinary path."""
@@ -147,12 +154,13 @@ class TokenEngine:
         prompt = body.get("input_ids") or body.get("prompt") or body.get("token_ids")
         assert isinstance(prompt, list)
         assert all(isinstance(token, int) for token in prompt)
-        made = self.answer(decode(prompt), len(self.calls))
+        made = self.answer(decode(prompt, self.special), len(self.calls))
         reply = Reply(made) if isinstance(made, str) else made
         sampling = {**body, **(body.get("sampling_params") or {})}
         limit = sampling.get("max_tokens") or sampling.get("max_new_tokens") or sampling.get("n_predict")
-        ids = reply.ids[:limit]
-        finish = "length" if len(ids) < len(reply.ids) else reply.finish_reason
+        sampled = reply.ids(self.special)
+        ids = sampled[:limit]
+        finish = "length" if len(ids) < len(sampled) else reply.finish_reason
         stop = next((each for each in sampling.get("stop") or () if each in decode(ids)), None)
         while stop is not None and stop in decode(ids[:-1]):
             ids = ids[:-1]

@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from capture.harness import ProxyUnderTest, start_proxy
-from capture.token_engine import CHATML, Reply, TokenEngine, decode, write_tokenizer
+from capture.token_engine import CHATML, SPECIAL, Reply, TokenEngine, decode, write_tokenizer
 from paddock.capture.settings import TokenSettings
 from paddock.capture.trace import Call, Level
 
@@ -19,10 +19,10 @@ SYSTEM = {"role": "system", "content": "You are an agent."}
 
 
 @cache
-def tokenizer_folder(template: str | None = None) -> str:
+def tokenizer_folder(template: str | None = None, special: tuple[str, ...] = SPECIAL) -> str:
     folder = mkdtemp(prefix="paddock-tokenizer-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return write_tokenizer(Path(folder), template=template)
+    return write_tokenizer(Path(folder), template=template, special=special)
 
 
 @asynccontextmanager
@@ -36,9 +36,12 @@ async def token_proxy(
 ) -> AsyncIterator[ProxyUnderTest]:
     """`changes` are settings, or fields of the engine."""
     options = {
-        name: changes.pop(name) for name in ("tokens_per_event", "cumulative", "missing_path") if name in changes
+        name: changes.pop(name)
+        for name in ("tokens_per_event", "cumulative", "missing_path", "special")
+        if name in changes
     }
-    source = tokenizer or tokenizer_folder(CHATML if family == "default" else None)
+    template = CHATML if family == "default" else None
+    source = tokenizer or tokenizer_folder(template, options.get("special", SPECIAL))
     model: Any = TokenEngine(answer, engine, **options)
     async with start_proxy(model, tokens=TokenSettings(source, family), **changes) as proxy:
         yield proxy
@@ -68,5 +71,5 @@ def continues(call: Call, earlier: Call) -> bool:
     return call.prompt_token_ids[: len(ids)] == ids
 
 
-def prompt_text(call: Call) -> str:
-    return decode(call.prompt_token_ids)
+def prompt_text(call: Call, special: tuple[str, ...] = SPECIAL) -> str:
+    return decode(call.prompt_token_ids, special)

@@ -161,6 +161,21 @@ def test_a_replaced_history_is_recorded_as_a_branch() -> None:
     run(body())
 
 
+@pytest.mark.parametrize("first", ["system", "user"])
+def test_another_first_message_is_recorded_as_a_branch(first: str) -> None:
+    async def body() -> None:
+        async with token_proxy(lambda prompt, calls: f"Answer {calls}.") as proxy:
+            start = [USER] if first == "user" else [SYSTEM, USER]
+            call = await send(proxy, start)
+            history = [{"role": first, "content": "Another one."}, *start[1:], call.message, USER]
+            edited, other = await send(proxy, history), await send(proxy, [{"role": first, "content": "New."}, USER])
+            assert (edited.token_mode or {})["branch"]
+            assert f"message 0 ({first}) is not the one" in (edited.token_mode or {})["reason"]
+            assert (other.token_mode or {})["render"] == "first"
+
+    run(body())
+
+
 def test_a_cut_off_answer_is_stored_as_it_was_and_continued() -> None:
     async def body() -> None:
         async with token_proxy(lambda prompt, calls: "A long answer that does not end.") as proxy:

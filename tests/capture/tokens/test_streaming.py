@@ -44,6 +44,13 @@ def test_a_character_of_several_tokens_is_shown_when_it_is_whole(rendering: Rend
     assert all("\ufffd" not in content for _, content in steps)
 
 
+def test_reasoning_is_shown_without_broken_characters(rendering: Rendering) -> None:
+    steps = show(rendering, "<think>\nA 🙂 here, and a </th 🙃 there.\n</think>\n\nDone 🙂.")
+    assert steps[-1] == ("A 🙂 here, and a </th 🙃 there.", "Done 🙂.")
+    assert all(steps[-1][0].startswith(reasoning) for reasoning, _ in steps)
+    assert len({reasoning for reasoning, _ in steps}) > 4
+
+
 def test_a_long_answer_is_parsed_a_limited_number_of_times(rendering: Rendering) -> None:
     stream = ReplyStream(rendering, [0], None)
     times = 0

@@ -135,10 +135,12 @@ def describe_change(lookup: Lookup, messages: list[dict[str, Any]]) -> str | Non
     if lookup.has_other_tools:
         return "the tools are not those of the earlier calls"
     answered = 0 if lookup.answered is None else lookup.answered.size
-    if not lookup.shared or lookup.shared == answered or lookup.shared == len(messages):
+    if not lookup.shared and not lookup.has_answer:
+        return None
+    if lookup.shared and lookup.shared in (answered, len(messages)):
         return None
     role = messages[lookup.shared].get("role")
-    if not lookup.is_conversation:
+    if lookup.shared and not lookup.is_conversation:
         return "only the system prompt is known: the history was replaced, or another conversation began"
     return f"message {lookup.shared} ({role}) is not the one that produced the ids: the history was edited"
 

@@ -59,6 +59,8 @@ class Lookup:
     """Another call has continued the answered history already, with other messages."""
     has_other_tools: bool = False
     """A longer history was answered, with other tools."""
+    has_answer: bool = False
+    """Some message is an answer that was sampled, wherever it stands."""
 
 
 @dataclass(slots=True)
@@ -71,12 +73,14 @@ class History:
     """The digests of all histories that were part of a prompt."""
     _extended: set[bytes] = field(default_factory=set)
     """The digests of the answered histories that a call has continued."""
+    _sampled: set[bytes] = field(default_factory=set)
+    """The digests of the answers alone."""
 
     def find(self, messages: Sequence[Message], tools: Any) -> Lookup:
         """Find what the messages continue, and remember them."""
-        chain = [_digest(b"", b"")]
-        for message in messages:
-            chain.append(_digest(chain[-1], message_key(message)))
+        chain, keys = [_digest(b"", b"")], [message_key(message) for message in messages]
+        for key in keys:
+            chain.append(_digest(chain[-1], key))
         lookup = Lookup(chain, _digest(b"", orjson.dumps(tools)))
         last = len(messages)
         for size in range(last, 0, -1):
@@ -90,17 +94,21 @@ class History:
                 break
             lookup.has_other_tools |= any(each.tools != lookup.tools for each in answers)
         lookup.is_conversation = any(message.get("role") not in SYSTEM for message in messages[: lookup.shared])
+        if not lookup.shared:
+            lookup.has_answer = any(_digest(b"", key) in self._sampled for key in keys)
         self._prefixes.update(chain[1:])
         return lookup
 
     def add(self, lookup: Lookup, call_id: str, prompt: list[int], sampled: list[int], answer: Message) -> None:
         """Remember what a call sampled."""
-        digest = _digest(lookup.chain[-1], message_key(answer))
+        key = message_key(answer)
+        digest = _digest(lookup.chain[-1], key)
         reasoning = _squeeze(answer.get("reasoning_content")).encode()
         size, before = len(lookup.chain), lookup.answered
         answered = AnsweredCall(call_id, prompt, sampled, answer, reasoning, size, lookup.tools, before)
         self._answers.setdefault(digest, []).append(answered)
         self._prefixes.add(digest)
+        self._sampled.add(_digest(b"", key))
 
 
 def _choose(answers: list[AnsweredCall], messages: Sequence[Message]) -> AnsweredCall | None:

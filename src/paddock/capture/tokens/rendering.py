@@ -29,9 +29,15 @@ RETENTION = "all"
 THINKING = "enable_thinking"
 USABLE = ("ok", "unknown_tool")
 """Parsed tool calls that the agent gets as tool calls. It answers a call of an unknown tool itself."""
+ODD_VALUE = "invalid_json"
+"""With arguments: the format has a text for each, and one text is no value of the declared type."""
+PYTHON_WORDS = {"True": True, "False": False, "None": None}
+"""Chat templates of such formats write true, false and null like this."""
 HARMONY = ("gpt-oss",)
 """Families whose renderer brings a vocabulary of its own, and would download it."""
 SENTINELS = ("alpha", "omega")
+LATE_NAMES = frozenset(("inkling",))
+"""Families that write the name of a tool as text, before the token that begins the call."""
 NAMED_RESULTS = frozenset(("gpt-oss", "kimi-k2", "gemma4", "inkling"))
 """Families whose tool results begin with the name of the tool."""
 
@@ -90,12 +96,16 @@ class Rendering:
             return ParsedReply(text.strip(), malformed=[problem])
         content, calls, malformed = [parsed.content.strip()], [], []
         for call in parsed.tool_calls:
-            if call.name and str(call.status) in USABLE:
-                calls.append(_tool_call(call))
+            status, arguments = str(call.status), call.arguments
+            if status == ODD_VALUE and isinstance(arguments, dict):
+                # The agent checks the values, as it does with an engine's own parser.
+                status, arguments = USABLE[0], _read_words(arguments, _declared(call.name, tools))
+            if call.name and status in USABLE:
+                calls.append(_tool_call(call, arguments))
                 continue
             span = call.token_span
             text = call.raw if span is None else self.tokenizer.decode(ids[span[0] : span[1]])
-            malformed.append({"status": str(call.status), "text": text})
+            malformed.append({"status": status, "text": text})
             content.append(text.strip())
         text = "\n".join(part for part in content if part)
         return ParsedReply(text, (parsed.reasoning_content or "").strip(), calls, malformed)
@@ -230,8 +240,25 @@ def _find_parsers(tokenizer: TextTokenizer) -> dict[str, Any]:
     return parsers
 
 
-def _tool_call(call: Any) -> dict[str, Any]:
-    arguments = call.arguments if call.arguments is not None else {}
+def _declared(name: str | None, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """The schemas of a tool's parameters; empty if there are none."""
+    functions = [tool.get("function") or tool for tool in tools or ()]
+    parameters = next((each.get("parameters") for each in functions if each.get("name") == name), None)
+    return (parameters or {}).get("properties") or {}
+
+
+def _read_words(arguments: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with Python's words as values, where the declared type is no text."""
+    read = dict(arguments)
+    for name, value in arguments.items():
+        kinds = (schemas.get(name) or {}).get("type")
+        if isinstance(value, str) and value in PYTHON_WORDS and kinds and "string" not in kinds:
+            read[name] = PYTHON_WORDS[value]
+    return read
+
+
+def _tool_call(call: Any, arguments: Any) -> dict[str, Any]:
+    arguments = {} if arguments is None else arguments
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     if not is_utf8(text):
         # A model may write half of a surrogate pair as an escape. It can be sent as an escape only.

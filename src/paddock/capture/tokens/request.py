@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.capture.engines import STANDARD_NEUTRAL, TokenRequest
 from paddock.capture.errors import UpstreamFailure
-from paddock.capture.tokens.rendering import plain_text
+from paddock.capture.tokens.rendering import LATE_NAMES, plain_text
 from paddock.capture.tokens.streaming import ReplyStream
 from paddock.capture.upstream_request import MAX_TOKENS_FIELDS, Compatibility, UpstreamRequest
 
@@ -56,7 +56,8 @@ class TokenCall:
 
     def start_attempt(self) -> None:
         # A stop string may end the text anywhere, so nothing is shown before the end.
-        holds_text = bool(self.stop_strings) or self.rendering.tokenizer.is_remote
+        rendering = self.rendering
+        holds_text = bool(self.stop_strings) or rendering.tokenizer.is_remote or rendering.family in LATE_NAMES
         self._stream = ReplyStream(self.rendering, self.prompt, self.tools, holds_text=holds_text)
         self._finish_reason = self._stop_string = None
         self._has_started = False

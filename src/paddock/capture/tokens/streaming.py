@@ -29,6 +29,8 @@ MARKERS = (
 )
 BROKEN_CHARACTER = "\ufffd"
 """What an incomplete UTF-8 character decodes to."""
+CHANNEL_NAME = "thought\n"
+"""Gemma writes it before its reasoning. It is no part of it, which is known when it is complete."""
 
 
 class ReplyStream:
@@ -59,7 +61,10 @@ class ReplyStream:
         parsed = self._rendering.parse(self.ids, self._prompt, self._tools)
         # Malformed calls are a part of the text at the end only: an open call may still be completed.
         content = "" if parsed.malformed else parsed.content
-        return self._show(parsed.reasoning, visible_part(content, has_tools=bool(self._tools)))
+        reasoning = parsed.reasoning
+        if not (content or parsed.tool_calls):
+            reasoning = "" if CHANNEL_NAME.startswith(reasoning) else visible_part(reasoning, has_tools=False)
+        return self._show(reasoning, visible_part(content, has_tools=bool(self._tools)))
 
     def finish(self, parsed: ParsedReply) -> tuple[str, str]:
         """The rest of the reasoning and of the text."""
