@@ -100,3 +100,25 @@ def test_each_message_once(dialect: str, tmp_path: Path) -> None:
     whole = Browser(app).api("rollouts/r-one/calls/c1")
     assert [message["role"] for message in whole["request"]["messages"]] == ["system", "user", "assistant", "tool"]
     app.state.page.close()
+
+
+def test_a_mark_for_the_cache_that_moves_repeats_no_message(tmp_path: Path) -> None:
+    def user(text: str, **mark: object) -> dict[str, object]:
+        return {"role": "user", "content": [{"type": "text", "text": text, **mark}]}
+
+    mark = {"cache_control": {"type": "ephemeral"}}
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "Looking."}]}
+    histories = ([user("Go.", **mark)], [user("Go."), answer, user("On.", **mark)])
+    with Store.open(tmp_path) as store:
+        store.begin(record := RolloutRecord("r-one", "task", started_at=time.time()))
+        for index, history in enumerate(histories):
+            said = {"role": "assistant", "content": "Looking."}
+            call = Call(f"c{index}", index, dialect="anthropic", request={"messages": history}, message=said)
+            store.save_call("r-one", call)
+            store.add_event("r-one", Event(time.time(), "call", {"call": f"c{index}"}))
+        record.outcome = Outcome.OK
+        store.finish(record)
+    app = create_view_app(ReadStore(tmp_path), Access(token=TOKEN))
+    items = Browser(app).api("rollouts/r-one/transcript")["items"]
+    assert [item["text"] for item in items] == ["Go.", "Looking.", "On.", "Looking."]
+    app.state.page.close()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from paddock.web.transcript_items import MAX_TEXT_CHARACTERS, file_change, message_items, parse_arguments
+from paddock.web.transcript_items import MAX_TEXT_CHARACTERS, file_changes, message_items, parse_arguments
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(40)).decode()
 
@@ -67,22 +67,22 @@ def test_long_texts_are_cut_and_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "change"),
+    ("name", "arguments", "changes"),
     [
-        ("write", {"filePath": "a", "content": "x"}, ("a", None, "x")),
-        ("Edit", {"file_path": "a", "old_string": "x", "new_string": ""}, ("a", "x", "")),
-        ("str_replace_based_edit_tool", {"command": "create", "path": "a", "file_text": "x"}, ("a", None, "x")),
-        ("str_replace_based_edit_tool", {"command": "view", "path": "a"}, None),
-        ("replace", {"file_path": "a", "old_string": "x", "new_string": "y"}, ("a", "x", "y")),
-        ("bash", {"path": "a", "content": "x"}, None),
-        ("read", {"filePath": "a"}, None),
-        ("write", "not an object", None),
-        ("write", {"filePath": 5, "content": "x"}, None),
+        ("write", {"filePath": "a", "content": "x"}, [("a", None, "x")]),
+        ("Edit", {"file_path": "a", "old_string": "x", "new_string": ""}, [("a", "x", "")]),
+        ("edit", {"path": "a", "edits": [{"oldText": "x", "newText": "y"}, {}, 3]}, [("a", "x", "y")]),
+        ("str_replace_based_edit_tool", {"command": "create", "path": "a", "file_text": "x"}, [("a", None, "x")]),
+        ("str_replace_based_edit_tool", {"command": "view", "path": "a"}, []),
+        ("replace", {"file_path": "a", "old_string": "x", "new_string": "y"}, [("a", "x", "y")]),
+        ("bash", {"path": "a", "content": "x"}, []),
+        ("read", {"filePath": "a"}, []),
+        ("write", "not an object", []),
+        ("write", {"filePath": 5, "content": "x"}, []),
     ],
 )
-def test_tools_that_edit_files_are_known(name: str, arguments: Any, change: tuple[Any, ...] | None) -> None:
-    edit = file_change(name, arguments)
-    assert (None if edit is None else tuple(edit.values())) == change
+def test_tools_that_edit_files_are_known(name: str, arguments: Any, changes: list[tuple[Any, ...]]) -> None:
+    assert [tuple(change.values()) for change in file_changes(name, arguments)] == changes
 
 
 def test_arguments_that_are_no_object_stay_text() -> None:

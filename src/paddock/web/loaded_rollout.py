@@ -10,8 +10,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from paddock.store import blobs, calls, events, partial_read, rows, sequences
-from paddock.store.packing import decode
+from paddock.store.packing import decode, encode
 from paddock.web import transcript_items
+from paddock.web.tool_spans import ToolSpans
 
 if TYPE_CHECKING:
     import sqlite3
@@ -45,6 +46,7 @@ class LoadedRollout:
         self.live: list[Item] = []
         """Items for the events since the last call."""
         self.stages: list[tuple[str, float]] = []
+        self.tools = ToolSpans()
         self.prompts = sequences.PromptReader()
         self.cache: dict[str, Any] = {}
         """Derived values of other modules, until a call is added."""
@@ -104,11 +106,17 @@ class LoadedRollout:
         elif kind == "outcome":
             self._append({"kind": "note", "text": f"outcome: {data.get('outcome')}", "note": "outcome"}, event.at)
         elif kind in PROVISIONAL_EVENTS:
+            if kind == "agent_tool":
+                self.tools.report(data, event.at)
             self.live.append(_provisional_item(kind, data, event.at))
 
     def _append(self, item: Item, at: float | None, call: CallHead | None = None) -> None:
         label = None if call is None else str(call.values["role"])
         call_id = None if call is None else call.id
+        if item["kind"] == "tool_call":
+            self.tools.begin(item, call_id, at)
+        elif item["kind"] == "tool_result" and (span := self.tools.end(item, call_id, at)) is not None:
+            item = {**item, "seconds": span.seconds} | ({"error": True} if span.error else {})
         self.items.append({"seq": len(self.items), "at": at, "call": call_id, "label": label, "role": None, **item})
 
     # -- calls --------------------------------------------------------------------------------------
@@ -201,7 +209,7 @@ class LoadedRollout:
         seen = len(digests)
         last = digests[-1] if digests else b""
         for item in encoded[len(digests) :]:
-            last = blake2b(last + item, digest_size=16).digest()
+            last = blake2b(last + _without_cache_marks(item), digest_size=16).digest()
             digests.append(last)
         self._digests[key] = digests
         if len(self._digests) > sequences.CACHED_SEQUENCES:
@@ -211,6 +219,17 @@ class LoadedRollout:
 
 SYSTEM_FIELDS = ("system", "instructions", "systemInstruction", "system_instruction")
 """Where dialects have a system prompt beside the conversation."""
+
+
+def _without_cache_marks(encoded: bytes) -> bytes:
+    """A message without `cache_control`, which agents move to the newest message of each request."""
+    return encode(_strip_cache_marks(decode(encoded))) if b'"cache_control"' in encoded else encoded
+
+
+def _strip_cache_marks(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _strip_cache_marks(each) for name, each in value.items() if name != "cache_control"}
+    return [_strip_cache_marks(each) for each in value] if isinstance(value, list) else value
 
 
 def _provisional_item(kind: str, data: dict[str, Any], at: float) -> Item:

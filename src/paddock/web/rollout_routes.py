@@ -55,6 +55,7 @@ class RolloutRoutes:
             (f"{one}/calls/{{call}}", self.call),
             (f"{one}/calls/{{call}}/tokens", self.tokens),
             (f"{one}/calls/{{call}}/changes", self.call_changes),
+            (f"{one}/tools", self.tools),
             (f"{one}/entropy", self.entropy),
             (f"{one}/tree", self.tree),
             (f"{one}/files", self.files),
@@ -132,6 +133,9 @@ class RolloutRoutes:
         limit = parameters.integer(request, "limit", DEFAULT_TOKENS, 1, MAX_TOKENS)
         call = parameters.path_text(request, "call")
         return json_response(request, await self._with(request, tokens.token_page, call, part, offset, limit))
+
+    async def tools(self, request: Request) -> Response:
+        return json_response(request, await self._with(request, _tools))
 
     async def entropy(self, request: Request) -> Response:
         parameters.check_names(request, ("call",))
@@ -231,6 +235,10 @@ def _groups(
             for group in groups
         ],
     }
+
+
+def _tools(connection: sqlite3.Connection, rollout: LoadedRollout) -> dict[str, Any]:
+    return {"tools": [span.to_json() for span in rollout.tools.spans]}
 
 
 def _items(connection: sqlite3.Connection, rollout: LoadedRollout, after: int, limit: int) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def collect_answers(connection: sqlite3.Connection, rollout: LoadedRollout, abou
         base: whole,
         f"{base}/transcript": {"items": rollout.items, "next": len(rollout.items), "done": True},
         f"{base}/calls": {"calls": call_rows},
+        f"{base}/tools": {"tools": [span.to_json() for span in rollout.tools.spans]},
         f"{base}/tree": branches.describe_tree(connection, rollout),
     }
     size = len(encode_json(answers))

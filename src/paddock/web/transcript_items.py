@@ -31,8 +31,9 @@ MODEL_OUTPUT_TYPES = frozenset(
 )
 PATH_ARGUMENTS = ("filePath", "file_path", "path", "filename", "file", "target_file")
 CONTENT_ARGUMENTS = ("content", "file_text", "text", "contents")
-OLD_TEXT_ARGUMENTS = ("oldString", "old_string", "old_str", "old_text", "search")
-NEW_TEXT_ARGUMENTS = ("newString", "new_string", "new_str", "new_text", "replace", "replacement")
+READING_TOOLS = frozenset(("read", "view", "grep", "glob", "ls", "bash"))
+OLD_TEXT_ARGUMENTS = ("oldString", "oldText", "old_string", "old_str", "old_text", "search")
+NEW_TEXT_ARGUMENTS = ("newString", "newText", "new_string", "new_str", "new_text", "replace", "replacement")
 
 
 def chat_messages(dialect: str, name: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -119,9 +120,8 @@ def _tool_call(call: dict[str, Any], role: str, tools: dict[str, str]) -> Item:
     tools[call_id] = name
     arguments = parse_arguments(values.get("arguments"))
     item: Item = {"kind": "tool_call", "role": role, "id": call_id, "name": name, "arguments": arguments}
-    change = file_change(name, arguments)
-    if change is not None:
-        item["change"] = change
+    if changes := file_changes(name, arguments):
+        item["changes"] = changes
     return item
 
 
@@ -162,16 +162,23 @@ def _image(part: dict[str, Any], role: str) -> Item:
     return {"kind": "note", "role": role, "text": f"an image that is not shown: {abbreviated}"}
 
 
-def file_change(name: str, arguments: Any) -> dict[str, Any] | None:
-    """The file that a tool call edits, with the old and the new text; None if it edits none."""
-    if not isinstance(arguments, dict) or name.lower() in ("read", "view", "grep", "glob", "ls", "bash"):
-        return None
+def file_changes(name: str, arguments: Any) -> list[dict[str, Any]]:
+    """What a tool call edits: the file, with the old and the new text of each place. Empty if it edits none."""
+    if not isinstance(arguments, dict) or name.lower() in READING_TOOLS:
+        return []
     path = _first(arguments, PATH_ARGUMENTS)
-    before, after = _first(arguments, OLD_TEXT_ARGUMENTS), _first(arguments, NEW_TEXT_ARGUMENTS)
     if path is None:
-        return None
+        return []
+    edits = arguments.get("edits")
+    places = [each for each in edits if isinstance(each, dict)] if isinstance(edits, list) else []
+    changes = [_change(path, place) for place in places or [arguments]]
+    return [change for change in changes if change is not None]
+
+
+def _change(path: str, place: dict[str, Any]) -> dict[str, Any] | None:
+    before, after = _first(place, OLD_TEXT_ARGUMENTS), _first(place, NEW_TEXT_ARGUMENTS)
     if after is None and before is None:
-        after = _first(arguments, CONTENT_ARGUMENTS)
+        after = _first(place, CONTENT_ARGUMENTS)
         if after is None:
             return None
     return {

@@ -95,8 +95,8 @@ function fromEmbedded(path, parameters) {
   const whole = embedded?.answers[parameters.part === undefined ? path : `${path}/${parameters.part}`];
   if (whole === undefined || parameters.path !== undefined) throw new ApiError("This file does not hold that.", "Open the rollout with paddock view.", 404);
   if (path.endsWith("/transcript")) {
-    const items = whole.items.filter((/** @type {any} */ item) => item.seq > (parameters.after ?? 0)).slice(0, parameters.limit ?? 500);
-    return { items, next: items.length ? items[items.length - 1].seq : parameters.after ?? 0, done: true };
+    const items = whole.items.filter((/** @type {any} */ item) => item.seq >= (parameters.after ?? 0)).slice(0, parameters.limit ?? 500);
+    return { items, next: (parameters.after ?? 0) + items.length, done: true };
   }
   return parameters.part === undefined ? whole : slicedColumns(whole, parameters.offset ?? 0, parameters.limit ?? 4000);
 }

@@ -5,7 +5,7 @@ import { empty, h } from "./dom.js";
 import { count, duration, rewardClass, rewardText } from "./format.js";
 import { outcomeTag } from "./rollouts.js";
 import { placeUrl } from "./router.js";
-import { itemElement } from "./transcript.js";
+import { itemElement } from "./items.js";
 
 /** @param {import("./router.js").Place} place @param {AbortSignal} signal */
 export async function compareView(place, signal) {

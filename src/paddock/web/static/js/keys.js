@@ -16,6 +16,45 @@ export function useKeys(keys, signal) {
   signal?.addEventListener("abort", () => keys.forEach((key) => active.delete(key)));
 }
 
+/**
+ * Two keys that move the focus through elements, from the one that has it or is the first in sight.
+ * @param {Element} root @param {string} selector @param {AbortSignal} signal
+ * @param {{next: string, previous: string, what: string}} words
+ */
+export function walkKeys(root, selector, signal, { next, previous, what }) {
+  /** @param {1 | -1} by */
+  const move = (by) => {
+    const all = /** @type {HTMLElement[]} */ ([...root.querySelectorAll(selector)]);
+    const focused = all.find((each) => each.contains(document.activeElement));
+    const target = focused ? all[all.indexOf(focused) + by] : beyondFocus(all, by) ?? firstInSight(all);
+    if (!target) return;
+    if (!target.hasAttribute("tabindex")) target.tabIndex = -1;
+    target.focus({ preventScroll: true });
+    target.scrollIntoView({ block: target.offsetHeight > innerHeight * 0.8 ? "start" : "nearest" });
+  };
+  useKeys(
+    [
+      { keys: next, does: `Next ${what}`, run: () => move(1) },
+      { keys: previous, does: `Previous ${what}`, run: () => move(-1) },
+    ],
+    signal,
+  );
+}
+
+/** The element next to a focus that is on none of them. @param {HTMLElement[]} all @param {1 | -1} by */
+function beyondFocus(all, by) {
+  const focus = document.activeElement;
+  if (!focus || focus === document.body || focus.id === "main" || focus.closest("header, nav")) return undefined;
+  const side = by > 0 ? Node.DOCUMENT_POSITION_FOLLOWING : Node.DOCUMENT_POSITION_PRECEDING;
+  const beyond = all.filter((each) => focus.compareDocumentPosition(each) & side);
+  return by > 0 ? beyond[0] : beyond.at(-1);
+}
+
+/** @param {HTMLElement[]} all */
+function firstInSight(all) {
+  return all.find((each) => each.getBoundingClientRect().bottom > 80) ?? all.at(-1);
+}
+
 /** @param {KeyboardEvent} event */
 function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;

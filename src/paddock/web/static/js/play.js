@@ -7,7 +7,7 @@ import { useKeys } from "./keys.js";
 import { linePlot } from "./plot.js";
 import { episodeAsPython } from "./python.js";
 import { EnvironmentSession, Refused } from "./session.js";
-import { picture } from "./transcript.js";
+import { picture } from "./items.js";
 
 const MOST_FRAMES = 500;
 const FRAME_TEXT = 20_000;

@@ -104,13 +104,15 @@ export async function rolloutView(place, signal) {
     .then(() => activeTab.draw(scene))
     .then((panel) => fill(body, panel))
     .catch((error) => signal.aborted || fill(body, broken(error)));
-  return h(
-    "div",
-    { class: "view rollout" },
-    head,
-    h("nav", { class: "tabs", "aria-label": "About this rollout" }, TABS.map((each) => h("a", { href: placeUrl(["rollouts", id, each.name]), "aria-current": each === activeTab ? "page" : null }, each.title))),
-    body,
-  );
+  const tabs = h("nav", { class: "tabs", "aria-label": "About this rollout" }, TABS.map((each) => h("a", { href: placeUrl(["rollouts", id, each.name]), "aria-current": each === activeTab ? "page" : null }, each.title)));
+  requestAnimationFrame(() => showActive(tabs));
+  return h("div", { class: "view rollout" }, head, tabs, body);
+}
+
+/** The active tab, where not all of them fit. @param {HTMLElement} tabs */
+function showActive(tabs) {
+  const active = /** @type {HTMLElement | null} */ (tabs.querySelector("[aria-current]"));
+  if (active) tabs.scrollLeft = active.offsetLeft - tabs.offsetLeft - (tabs.clientWidth - active.offsetWidth) / 2;
 }
 
 /** @param {any} rollout */
@@ -127,12 +129,16 @@ function headOf(rollout) {
   ];
   const because = rollout.error ?? (rollout.reward === null && rollout.outcome ? rollout.reward_reason : null);
   const siblings = (rollout.siblings ?? []).filter((/** @type {any} */ each) => each.rollout_id !== rollout.rollout_id);
-  return [
+  const parts = Object.entries(rollout.reward_parts ?? {});
+  const about = h("div", null,
     h("div", { class: "rollout-title" }, h("h1", null, rollout.task_id), outcomeTag(rollout), h("span", { class: `rollout-reward ${rewardClass(rollout.reward)}` }, `reward ${rewardText(rollout.reward)}`), rollout.live ? h("span", { class: "live-dot" }, "live") : null),
     h("p", { class: "muted" }, facts.filter(Boolean).join(" · ")),
     h("p", { class: "muted mono" }, rollout.rollout_id),
     because ? h("p", { class: "error-text" }, because) : null,
-    Object.keys(rollout.reward_parts ?? {}).length ? h("p", { class: "muted" }, Object.entries(rollout.reward_parts).map(([name, value]) => `${name} ${rewardText(Number(value))}`).join(" · ")) : null,
+    parts.length ? h("p", { class: "reward-parts" }, parts.map(([name, value]) => h("span", null, h("span", { class: "muted" }, `${name} `), h("strong", { class: rewardClass(Number(value)) }, rewardText(Number(value)))))) : null,
+  );
+  return [
+    about,
     isShared ? null : h("div", { class: "actions" }, rollout.live ? abortButton(rollout.rollout_id) : null, shareLink(rollout.rollout_id), compareChoice(rollout.rollout_id, siblings)),
   ];
 }
