@@ -165,7 +165,7 @@ def rollout(source: random.Random, number: int) -> tuple[RolloutRecord, list[Cal
         reward=float(source.random() < 0.5),
         started_at=1_700_000_000.0 + number,
         finished_at=1_700_000_060.0 + number,
-        calls=CALLS,
+        call_count=CALLS,
         trainable_calls=CALLS,
         level="tokens",
     )

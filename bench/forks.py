@@ -208,7 +208,7 @@ async def measure_fidelity(agent: str, task: str) -> dict[str, Any]:
     async with recorded(agent, make_script(agent, task)) as one:
         folder = read_folder(one, one.record)
         # The call after the last one: everything is replayed.
-        for at in range(one.record.calls + 1):
+        for at in range(one.record.call_count + 1):
             async with asyncio.timeout(SECONDS):
                 (record,) = await one.forked(at)
             fidelity = record.fork["fidelity"]
@@ -222,7 +222,7 @@ async def measure_fidelity(agent: str, task: str) -> dict[str, Any]:
     return {
         "agent": agent,
         "task": task,
-        "calls": one.record.calls,
+        "calls": one.record.call_count,
         "forks": sum(states.values()),
         **{state: states[state] for state in ("equal", "tool_output", "same_shape", "diverged")},
         "problems": len(problems),
@@ -237,7 +237,7 @@ def find_problems(one: Recorded, record: RolloutRecord, at: int, folder: dict[st
         problems.append(f"c{at}: {record.outcome}, reward {record.reward}: {record.error}")
     if read_folder(one, record) != folder:
         problems.append(f"c{at}: another work folder: {sorted(read_folder(one, record))}")
-    expected = one.record.calls - at
+    expected = one.record.call_count - at
     if len(one.server.log) != expected:
         problems.append(f"c{at}: the engine got {len(one.server.log)} requests, not {expected}")
     return problems
@@ -271,7 +271,7 @@ async def measure_engine(agent: str, task: str) -> dict[str, Any]:
 async def measure_start(agent: str, task: str) -> dict[str, Any]:
     """The time of a rollout from its start to call `at`, and of its fork, in turns."""
     async with recorded(agent, make_script(agent, task)) as one:
-        at = one.record.calls - 1
+        at = one.record.call_count - 1
         forked: list[float] = []
         alone: list[float] = []
         for _ in range(ROUNDS):

@@ -52,7 +52,7 @@ def a_record(source: random.Random, number: int) -> RolloutRecord:
         finished_at=began + source.lognormvariate(4, 0.7),
         stage="done",
         stages={"sandbox": 0.1, "agent": source.random() * 100, "verifier": 1.5},
-        calls=source.randrange(1, 60),
+        call_count=source.randrange(1, 60),
         prompt_tokens=source.randrange(200_000),
         completion_tokens=source.randrange(20_000),
         level="tokens",
@@ -95,7 +95,7 @@ def long_rollout(store: Store, name: str, calls: int, *, sampled: int, tool_toke
         store.add_event(name, Event(time.time(), "call", {"call": call.id}))
         messages += [message, {"role": "tool", "tool_call_id": tool["id"], "content": f"file-{index}.txt " * 10}]
         ids += completion + [source.randrange(150_000) for _ in range(tool_tokens)]
-    record.outcome, record.reward, record.calls = Outcome.OK, 1.0, calls
+    record.outcome, record.reward, record.call_count = Outcome.OK, 1.0, calls
     store.finish(record)
 
 

@@ -89,8 +89,8 @@ async def rollout(agent: str, rounds: int) -> list[ReportRow]:
                     )
                     began = time.process_time()
                     (record,) = (await run_batch([task], config)).records
-                    if record.reward != 1.0 or record.calls < CALLS:
-                        raise RuntimeError(f"{record.outcome} after {record.calls} calls: {record.error}")
+                    if record.reward != 1.0 or record.call_count < CALLS:
+                        raise RuntimeError(f"{record.outcome} after {record.call_count} calls: {record.error}")
                     timed.append(Timed(record, record.wall_s or 0.0, time.process_time() - began))
                 plain, saved = timed if number % 2 else timed[::-1]
                 if saved.record.snapshots["saved"] <= CALLS or saved.record.snapshots["problems"]:

@@ -37,7 +37,7 @@ async def solve(folder: Path) -> RolloutRecord:
 
     def show(rollout: Rollout) -> None:
         record = rollout.record
-        line = f"{record.stage}, {record.calls} model calls" if record.stage == "agent" else record.stage
+        line = f"{record.stage}, {record.call_count} model calls" if record.stage == "agent" else record.stage
         if line not in seen:
             seen.add(line)
             console.print(f"  {line}")

@@ -142,7 +142,7 @@ DRIVERS = [(name, driver) for name in SHIPPED for driver in find_agent(name).dri
 @pytest.mark.usefixtures("image")
 def test_an_agent_works_on_a_root_that_has_only_a_shell(name: str, driver: str, tmp_path: Path) -> None:
     record, files = asyncio.run(run_agent(name, driver, tmp_path / "store"))
-    assert (record.outcome, record.calls) == (Outcome.OK, 3), f"{record.error}: {record.agent_log[-500:]}"
+    assert (record.outcome, record.call_count) == (Outcome.OK, 3), f"{record.error}: {record.agent_log[-500:]}"
     assert (files.pop("answer.txt"), files.pop("copy.txt")) == ("42", "42")
     variables = [line.split("=")[0] for line in files.pop("environment.txt").splitlines()]
     assert "HOME" in variables

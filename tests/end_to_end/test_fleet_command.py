@@ -78,7 +78,7 @@ class FleetCommands:
             if not self.store.exists():
                 return False
             with Store.open(self.store) as store:
-                return sum(record.calls > 0 for record in store.list()) == len(TITLES)
+                return sum(record.call_count > 0 for record in store.list()) == len(TITLES)
 
         wait_until(at_work, 40)
 

@@ -92,7 +92,7 @@ async def test_the_loop_plays_an_episode(openenv_counter: Server, tmp_path: Path
     scene = EnvironmentSession(openenv_counter.url, "Reach ten.", seed=1)
     record, _, store = await played(tmp_path, scene, turns(*acts))
     store.close()
-    assert (record.outcome, record.reward, record.calls, record.trainable_calls) == ("ok", 10.0, 2, 2)
+    assert (record.outcome, record.reward, record.call_count, record.trainable_calls) == ("ok", 10.0, 2, 2)
     assert '"total":0' in record.transcript[1]["content"]
 
 
@@ -100,5 +100,5 @@ async def test_the_loop_calls_tools(openenv_echo: Server, tmp_path: Path) -> Non
     calls = [{"tool": "echo_message", "arguments": {"message": "hi"}}, {"text": "Done."}]
     record, _, store = await played(tmp_path, EnvironmentSession(openenv_echo.url, "Echo hi."), turns(*calls))
     store.close()
-    assert (record.outcome, record.calls) == ("ok", 2)
+    assert (record.outcome, record.call_count) == ("ok", 2)
     assert record.transcript[3]["content"] == "hi"

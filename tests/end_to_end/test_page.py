@@ -174,7 +174,7 @@ def test_a_tree_shows_its_branches_and_compares_two(browser: Browser, tmp_path: 
         first = [call(0, [7], "Look."), call(1, [8], "Solved.")]
         fork = [call(0, [7], "Look.", replayed_from="r-first/c0", is_copy=True), call(1, [9], "Lost.")]
         for name, calls, reward, of in (("r-first", first, 1.0, {}), ("r-fork", fork, 0.0, {"source": "r-first"})):
-            record = RolloutRecord(name, "task", fork={**of, "at": 1} if of else {}, calls=2)
+            record = RolloutRecord(name, "task", fork={**of, "at": 1} if of else {}, call_count=2)
             store.begin(record)
             for each in calls:
                 store.save_call(name, each)

@@ -79,7 +79,7 @@ def test_an_agent_does_not_notice_a_weight_update(name: str, tmp_path: Path) -> 
                 batch = Batch([a_task(timeouts=TIMEOUTS)], context, on_change=follow)
                 running = asyncio.create_task(batch.run())
                 if in_flight == "abort":
-                    await until(lambda record: record.calls >= 1)
+                    await until(lambda record: record.call_count >= 1)
                 while not context.gate.in_flight:
                     await asyncio.sleep(0.01)
                 async with batch.paused(in_flight, weight_version=2) as report:

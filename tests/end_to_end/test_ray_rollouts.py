@@ -238,7 +238,7 @@ def test_new_weights_reach_a_rollout_that_is_under_way(stage: Stage, tmp_path: P
 
     async def train() -> BatchResult:
         running = asyncio.ensure_future(job.run())
-        await job.until(lambda: any(record.calls == 1 for record in job.seen.values()))
+        await job.until(lambda: any(record.call_count == 1 for record in job.seen.values()))
         weights.set("2")
         return await running
 
@@ -256,7 +256,7 @@ def test_a_pause_reaches_the_rollouts_on_all_nodes(stage: Stage, tmp_path: Path)
         running = asyncio.ensure_future(job.run())
         await job.until(lambda: len(job.seen) == 2 and all(record.stage == "paused" for record in job.seen.values()))
         gate.resume()
-        await job.until(lambda: all(record.calls == 1 for record in job.seen.values()))
+        await job.until(lambda: all(record.call_count == 1 for record in job.seen.values()))
         assert (await gate.pause()).in_flight == 0
         await job.until(lambda: all(record.stage == "paused" for record in job.seen.values()))
         weights.set("2")
@@ -281,7 +281,7 @@ def test_the_loop_works_in_an_environment_on_a_node(stage: Stage, tmp_path: Path
             return await run_batch([Task("Say hi.")], model=model, agent="loop", store=tmp_path, **options)
 
     (record,) = run_within(work()).records
-    assert (record.outcome, record.error, record.calls) == ("ok", None, 2)
+    assert (record.outcome, record.error, record.call_count) == ("ok", None, 2)
     assert "hi" in str(record.transcript[-2]["content"])
     assert node_of(record)
 
@@ -294,7 +294,7 @@ def test_an_abort_in_the_store_stops_a_rollout_on_its_node(stage: Stage, tmp_pat
 
     async def stopped() -> tuple[BatchResult, float]:
         running = asyncio.ensure_future(job.run())
-        await job.until(lambda: any(record.calls == 1 for record in job.at_work()))
+        await job.until(lambda: any(record.call_count == 1 for record in job.at_work()))
         with Store.open(job.store) as page:
             page.aborts.request(next(iter(job.seen)), "enough of it")
         began = time.monotonic()

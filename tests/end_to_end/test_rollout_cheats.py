@@ -430,5 +430,5 @@ def test_real_opencode_that_cheats_is_paid_nothing(store: Store, tmp_path: Path)
     task = a_task(timeouts=RolloutTimeouts(agent=60, verifier=10), sandbox=SandboxLimits())
     record = run(run_rollout(task, model=f"replay:{script}", store=store, retries=0), 80)
     assert (record.outcome, record.reward) == (Outcome.OK, 0.0)
-    assert record.calls == 5
+    assert record.call_count == 5
     assert record.trainable_calls == 5

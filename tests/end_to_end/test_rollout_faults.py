@@ -153,7 +153,7 @@ def test_no_half_answer_can_be_trained_on(stories: dict[str, Story], name: str) 
         else:
             assert call.untrainable_because
     assert story.record.trainable_calls == sum(call.trainable for call in story.calls)
-    assert story.record.calls == len(story.calls)
+    assert story.record.call_count == len(story.calls)
     assert not (story.record.trainable and story.record.reward is None)
 
 

@@ -183,7 +183,7 @@ def test_calls_belong_to_their_step_and_the_budget_to_the_rollout(tmp_path: Path
         record, _ = run(spoken(store, script, CALLER, task=a_task(*steps)))
         calls = store.calls(record.rollout_id)
         events = [event.data["step"] for _, event in store.events(record.rollout_id) if event.kind == "step"]
-    assert (record.outcome, record.reward, record.calls) == (Outcome.OK, 1.0, 3), record.error
+    assert (record.outcome, record.reward, record.call_count) == (Outcome.OK, 1.0, 3), record.error
     assert [(call.id, call.step, call.caller, call.role) for call in calls] == [
         ("c0", "one", "agent", "agent"),
         ("c1", "two", "agent", "agent"),

@@ -94,7 +94,7 @@ def test_a_fork_repeats_the_calls_on_a_new_instance(plane: PlaneProcess, store: 
             assert [(each.reward, each.fork["fidelity"]["replayed_calls"]) for each in result.records] == [
                 (1.0, 1)
             ] * 2
-            assert len(server.log) == 2 * (source.calls - 1)
+            assert len(server.log) == 2 * (source.call_count - 1)
             instances = {record.metadata["instance_id"] for record in (source, *result.records)}
             assert len(instances) == 3
             assert {record.metadata["env_version"] for record in result.records} == {source.metadata["env_version"]}
@@ -111,7 +111,7 @@ def test_a_submitted_answer_reaches_the_verifier_and_ends_the_episode(plane: Pla
     task = note_task("x", prompt="How many? Use submit_final_answer.", verifier_code=code)
     submits = {"tool": "submit_final_answer", "arguments": {"answer": "0.5"}}
     record = run(ran(plane, store, [task], {"turns": [submits, DONE]})).records[0]
-    assert (record.outcome, record.reward, record.calls) == (Outcome.OK, 0.5, 1)
+    assert (record.outcome, record.reward, record.call_count) == (Outcome.OK, 0.5, 1)
     assert "How many?" in record.verifier_stdout
 
 
@@ -154,7 +154,7 @@ def test_an_unknown_environment_is_named(plane: PlaneProcess, store: Store) -> N
 def test_steps_are_limited_and_the_work_is_graded(plane: PlaneProcess, store: Store) -> None:
     script = {"turns": [adds("x"), *[{"tool": "list_notes"}] * 9, DONE]}
     record = run(ran(plane, store, [note_task("x")], script, max_steps=3)).records[0]
-    assert (record.outcome, record.reward, record.calls) == (Outcome.BUDGET, 1.0, 4)
+    assert (record.outcome, record.reward, record.call_count) == (Outcome.BUDGET, 1.0, 4)
 
 
 @slow
@@ -200,7 +200,7 @@ def test_cancelling_ends_everything_at_once(plane: PlaneProcess, store: Store) -
     async def cancelled() -> float:
         tasks = [note_task(f"x{number}") for number in range(3)]
         work = asyncio.create_task(ran(plane, store, tasks, script, batch_id="b-cancelled"))
-        while sum(record.calls for record in store.list(batch_id="b-cancelled")) < 3:
+        while sum(record.call_count for record in store.list(batch_id="b-cancelled")) < 3:
             assert not work.done()
             await asyncio.sleep(0.02)
         began = asyncio.get_running_loop().time()

@@ -109,7 +109,7 @@ async def record(folder: Path) -> None:
                 settings: dict[str, Any] = {"model": endpoint, "retries": 0, **options}
                 result = await run_batch([task], agent=agent(behaviour), store=store, **settings)
                 for record in result.records:
-                    line = f"{record.task_id:10} {behaviour:9} {record.outcome} {record.reward} {record.calls} calls"
+                    line = f"{record.task_id:10} {behaviour:9} {record.outcome} {record.reward} {record.call_count}"
                     print(line, file=sys.stderr)
 
             await run(make_task("solve"), "solve", n=3, parallel=2, batch_id="b-first")

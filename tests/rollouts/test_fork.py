@@ -54,7 +54,7 @@ def test_a_fork_samples_only_from_the_chosen_call_on(store: Store) -> None:
             source = await record_one(store, server)
             records = await forked(store, server, source, at="c2", n=2, parallel=2)
             assert [(record.outcome, record.reward) for record in records] == [(Outcome.OK, 1.0)] * 2
-            assert len(server.log) == 2 * (source.calls - 2)
+            assert len(server.log) == 2 * (source.call_count - 2)
             for record in records:
                 assert record.fork["source"] == source.rollout_id
                 assert record.fork["fidelity"]["replayed_calls"] == 2
@@ -127,7 +127,7 @@ def test_an_edited_answer_changes_what_follows(store: Store) -> None:
             source = await record_one(store, server)
             edit = {"answer": {"content": "I stop here."}}
             (record,) = await forked(store, server, source, at=2, edit=edit)
-            assert (record.outcome, record.reward, record.calls) == (Outcome.OK, 0.0, 3)
+            assert (record.outcome, record.reward, record.call_count) == (Outcome.OK, 0.0, 3)
             assert server.log == []
 
     run(play())
@@ -152,9 +152,9 @@ def test_a_fork_that_needs_no_live_call_needs_no_model(store: Store) -> None:
     async def play() -> None:
         async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
             source = await record_one(store, server)
-        result = await fork(source, at=source.calls, model=NOBODY_THERE, agent=speaker(), store=store)
+        result = await fork(source, at=source.call_count, model=NOBODY_THERE, agent=speaker(), store=store)
         (record,) = result.records
-        assert (record.outcome, record.reward, record.calls) == (Outcome.OK, 1.0, source.calls)
+        assert (record.outcome, record.reward, record.call_count) == (Outcome.OK, 1.0, source.call_count)
 
     run(play())
 

@@ -71,7 +71,7 @@ def test_rollouts_survive_a_weight_update(store: Store, in_flight: Any) -> None:
         async with a_batch(store, {**SOLVES, "faults": [slow]}, n=2, parallel=2) as (batch, watched, server):
             running = asyncio.create_task(batch.run())
             if in_flight == "abort":
-                await watched.until(lambda rollout: rollout.record.calls >= 1)
+                await watched.until(lambda rollout: rollout.record.call_count >= 1)
             while batch.context.gate.in_flight < 2:
                 await asyncio.sleep(0.01)
             async with batch.paused(in_flight, weight_version=2) as report:

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,7 @@ def test_an_exit_code_alone_is_no_failure(store: Store) -> None:
 def test_an_endpoint_that_is_not_there_blames_the_model(store: Store) -> None:
     quick = RolloutTimeouts(agent=20, model_call=1.0)
     record = rolled(store, speaker(), task=a_task(timeouts=quick))
-    assert (record.outcome, record.reward, record.calls) == (Outcome.MODEL, None, 1)
+    assert (record.outcome, record.reward, record.call_count) == (Outcome.MODEL, None, 1)
     ended_once(store, record.rollout_id)
 
 
@@ -271,7 +271,7 @@ def test_what_was_done_before_the_time_was_up_counts(store: Store, work: str, re
 def test_calls_beyond_the_budget_end_the_work_and_it_still_counts(store: Store) -> None:
     calls = [{"tool": "bash", "arguments": {"command": f"{SOLVE}; echo {n}"}} for n in range(9)]
     record, server = run(spoken(store, {"turns": [*calls, {"text": "Done."}]}, budget=Budget(calls=3)))
-    assert (record.outcome, record.reward, record.calls) == (Outcome.BUDGET, 1.0, 3)
+    assert (record.outcome, record.reward, record.call_count) == (Outcome.BUDGET, 1.0, 3)
     assert len(server.log) == 3
     assert "calls" in (record.error or "")
 
@@ -571,10 +571,13 @@ def test_no_key_is_in_the_store_in_any_form(tmp_path: Path) -> None:
 
     with Store.open(tmp_path / "store") as store:
         record, _ = run(spoken(store, script, speaker(tell), on_change=watch, api_key=None))
-        assert record.calls == 3
+        assert record.call_count == 3
         (own,) = seen
         calls, events = store.calls(record.rollout_id), store.events(record.rollout_id)
-        whole = repr((store.get(record.rollout_id), calls, events))
+        assert repr(record.calls) == repr(calls)
+        stored = store.get(record.rollout_id)
+        assert stored is not None
+        whole = repr((asdict(stored), [asdict(call) for call in calls], events))
         assert "***" in whole
         for secret in (own, UPSTREAM_KEY):
             assert secret not in whole
@@ -604,7 +607,9 @@ def test_the_rollouts_key_is_masked_where_an_agent_puts_it(store: Store) -> None
     leak = 'echo "$OPENAI_API_KEY" > "$OPENAI_API_KEY"; ls'
     test = "cat paddock-*; mkdir -p /logs/verifier; cp paddock-* /logs/verifier/reward.txt"
     record = rolled(store, shell(leak), task=a_task(test))
-    stored = repr(store.get(record.rollout_id)) + repr(store.events(record.rollout_id))
+    kept = store.get(record.rollout_id)
+    assert kept is not None
+    stored = repr(asdict(kept)) + repr(store.events(record.rollout_id))
     assert "***" in record.verifier_stdout
     assert not re.search(r"paddock-[\w-]{20}", stored.replace("paddock-sb", ""))
 

@@ -13,7 +13,7 @@ RECORD = RolloutRecord(
     "t1",
     outcome=Outcome.TIMEOUT,
     reward=0.0,
-    calls=2,
+    call_count=2,
     trainable_calls=1,
     level="tokens",
     started_at=10.0,
@@ -35,7 +35,7 @@ CALL = Call(
 
 def test_a_line_has_the_outcome_without_its_logs() -> None:
     line = summarize(RECORD)
-    assert tuple(line) == SUMMARY
+    assert tuple(line) == (*SUMMARY, "calls")
     assert (line["outcome"], line["reward"], line["wall_s"], line["trainable"]) == ("timeout", 0.0, 2.5, True)
     assert "agent_log" not in line
 

@@ -78,7 +78,7 @@ def test_migrating_keeps_everything(folder: Path) -> None:
         assert everything(store) == before
         assert list(store.query(search.page, Search(), sort="reward", limit=9)) == [1, 2, 4, 3]
         [task, other] = store.query(search.by_task, Search())
-        assert (task.task_id, task.scored, task.reward_sum) == ("task-0", 1, 1.0)
+        assert (task.task_id, task.rewards.scored, task.rewards.total) == ("task-0", 1, 1.0)
         assert other.outcomes == {"timeout": 1, search.RUNNING: 1}
     assert version(folder) == SCHEMA.version
 
@@ -187,14 +187,14 @@ def test_figures_follow_every_change(tmp_path: Path) -> None:
         store.update(record)
         key = store.query(rows.find, "r-one")
         assert [changed for changed, _ in store.query(search.changed_since, begun, 10)] == [key]
-        record.calls, record.prompt_tokens = 3, 70
+        record.call_count, record.prompt_tokens = 3, 70
         store.update(record)
         assert store.query(search.count, Search(running=True)) == 1
         record.outcome, record.reward, record.finished_at = Outcome.OK, 1.0, 9.0
         store.finish(record)
         assert store.query(search.count, Search(running=True)) == 0
         [task] = store.query(search.by_task, Search(min_reward=0.5))
-        assert (task.prompt_tokens, task.wall_sum, task.passed) == (70, 4.0, 1)
+        assert (task.prompt_tokens, task.wall_sum, task.rewards.passed) == (70, 4.0, 1)
         store.prune(max_age_seconds=0)
         assert store.query(search.count, Search()) == 0
 

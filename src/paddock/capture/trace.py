@@ -56,7 +56,7 @@ class Level(StrEnum):
     TEXT = "text"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Call:
     """One model call."""
 
@@ -141,6 +141,13 @@ class Call:
     @property
     def ok(self) -> bool:
         return self.error is None and not self.aborted
+
+    def __repr__(self) -> str:
+        ending = (
+            "aborted" if self.aborted else self.finish_reason if self.error is None else f"error={self.error[:80]!r}"
+        )
+        tokens = f"{len(self.prompt_token_ids)}+{len(self.completion_token_ids)} tokens"
+        return f"<Call {self.id} {self.role} {self.level} {tokens} {ending}>"
 
     @property
     def trainable(self) -> bool:

@@ -64,7 +64,7 @@ class RolloutProgress:
             table.add_row(
                 Text(f"{record.task_id} #{record.member}"),
                 Text(record.stage, style="cyan"),
-                Text(plural(record.calls, "call")),
+                Text(plural(record.call_count, "call")),
                 Text(plural(record.completion_tokens, "token")),
                 Text(f"{time.time() - record.started_at:.0f} s"),
             )
@@ -76,4 +76,4 @@ def summary_line(record: RolloutRecord) -> Text:
     line = Text(f"{record.task_id} #{record.member}: ")
     line.append(str(record.outcome), style=COLOURS.get(str(record.outcome), "red"))
     reward = "no reward" if record.reward is None else f"reward {record.reward:g}"
-    return line.append(f", {reward}, {plural(record.calls, 'call')}, {record.wall_s or 0:.1f} s")
+    return line.append(f", {reward}, {plural(record.call_count, 'call')}, {record.wall_s or 0:.1f} s")

@@ -150,7 +150,6 @@ def run_with_progress(
 
     data = sys.stdout
     has_begun = False
-    note(f"batch {config.resume or config.batch_id}: {plural(total, 'rollout')}")
     # Ray prints its own warnings to the standard output, which is for data only.
     with redirect_stdout(sys.stderr), RolloutProgress(total=total, lines=not as_json) as progress:
 
@@ -161,7 +160,9 @@ def run_with_progress(
 
         def show(rollout: Rollout) -> None:
             nonlocal has_begun
-            has_begun = True
+            if not has_begun:
+                has_begun = True
+                progress.log(f"batch {config.resume or config.batch_id}: {plural(total, 'rollout')}")
             progress.show(rollout)
 
         result = run_until_signal(work(on_change=show, on_settled=settle, log=progress.log))
@@ -358,7 +359,7 @@ def print_tables(result: BatchResult) -> None:
             record.task_id,
             str(record.outcome),
             "–" if record.reward is None else f"{record.reward:g}",
-            str(record.calls),
+            str(record.call_count),
             str(record.trainable_calls),
             str(record.completion_tokens),
             f"{record.wall_s or 0:.1f}",

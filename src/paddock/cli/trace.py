@@ -181,7 +181,7 @@ def print_list(records: list[RolloutRecord]) -> None:
             record.model,
             str(record.outcome or f"({record.stage})"),
             "–" if record.reward is None else f"{record.reward:g}",
-            str(record.calls),
+            str(record.call_count),
             "" if record.wall_s is None else f"{record.wall_s:.1f}",
             time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started_at)),
         )
@@ -202,7 +202,7 @@ def print_record(record: RolloutRecord) -> None:
         "verifier": ": ".join(str(record.verifier[key]) for key in ("mode", "reason") if record.verifier.get(key)),
         "stages": stages,
         "pauses": f"{record.pauses['count']}, {record.pauses['seconds']:.1f} s" if record.pauses else "",
-        "calls": f"{record.calls}, {record.trainable_calls} trainable; capture level {record.level}",
+        "calls": f"{record.call_count}, {record.trainable_calls} trainable; capture level {record.level}",
         "files": ", ".join(record.workdir_files[:LISTED_FILES]),
         "artifacts": ", ".join(str(file["path"]) for file in record.artifacts[:LISTED_FILES]),
     }

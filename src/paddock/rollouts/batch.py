@@ -235,14 +235,14 @@ class Batch:
         fork = self.context.config.fork
         replayed = 0 if fork is None or fork.at is None else fork.at
         current = self._sources.get(key)
-        most = replayed + 1 if current is None else current.calls
-        if self._can_continue(record) and record.calls >= most:
+        most = replayed + 1 if current is None else current.call_count
+        if self._can_continue(record) and record.call_count >= most:
             self._sources[key] = record
 
     def _can_continue(self, record: RolloutRecord) -> bool:
         """Whether the calls of a record can be replayed in the next rollout of its member."""
         is_chosen = self.context.config.resume is not None and not self.context.config.from_start
-        return is_chosen and record.calls > 0 and not has_diverged(record)
+        return is_chosen and record.call_count > 0 and not has_diverged(record)
 
     async def _run_member(self, member: Member, slots: asyncio.Semaphore) -> RolloutRecord:
         attempt = 0
@@ -285,6 +285,7 @@ class Batch:
             rollout_id=new_rollout_id(),
             task_id=member.task.id,
             batch_id=self.batch_id,
+            batch_size=len(self.members),
             member=member.number,
             attempt=attempt,
         )

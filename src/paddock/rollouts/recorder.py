@@ -144,10 +144,12 @@ class RolloutRecorder:
         policy = [call for call in ended if call.caller is not Caller.FOREIGN]
         sampled = [call for call in policy if call.role in (Role.AGENT, Role.SUBAGENT) and call.ok]
         record = self.record
-        record.calls = len(ended)
+        record.call_count = len(ended)
         record.trainable_calls = sum(call.trainable for call in ended)
         record.prompt_tokens = sum(len(call.prompt_token_ids) for call in ended)
         record.completion_tokens = sum(len(call.completion_token_ids) for call in ended)
+        own = (call.weight_version for call in sampled if call.replayed_from is None)
+        record.weight_version = next((version for version in own if version is not None), None)
         record.level = min((call.level for call in sampled), key=LEVELS.index, default=Level.TEXT)
 
     async def put_blob(self, data: bytes) -> str:

@@ -18,7 +18,6 @@ SUMMARY = (
     "reward",
     "reward_reason",
     "reward_parts",
-    "calls",
     "trainable_calls",
     "trainable",
     "level",
@@ -47,8 +46,8 @@ SUMMARY = (
 
 
 def summarize(record: RolloutRecord) -> dict[str, Any]:
-    """What fits on a line: how it went, without its logs and its calls."""
-    return {name: getattr(record, name) for name in SUMMARY}
+    """What fits on a line: how it went, without its logs. `calls` is the number of calls here."""
+    return {**{name: getattr(record, name) for name in SUMMARY}, "calls": record.call_count}
 
 
 def rollout_to_json(
@@ -59,9 +58,10 @@ def rollout_to_json(
 ) -> dict[str, Any]:
     """All that is known of a rollout. `calls` is the list of its calls here, `call_count` their number."""
     whole = {**asdict(record), **summarize(record)}
+    del whole["store_folder"]
     return {
         **whole,
-        "call_count": record.calls,
+        "call_count": record.call_count,
         "calls": [call_to_json(call) for call in calls],
         "events": [{"seq": number, **asdict(event)} for number, event in events],
         "scores": list(scores),

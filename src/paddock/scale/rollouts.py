@@ -41,7 +41,7 @@ PER_NODE_RESOURCE = "paddock_rollouts"
 WEIGHTS_POLL_SECONDS = 0.05
 CANCEL_SECONDS = 10.0
 """For a node to end a cancelled rollout. Then its worker is killed."""
-DRIVER_FIELDS = ("rollout_id", "task_id", "batch_id", "member", "attempt")
+DRIVER_FIELDS = ("rollout_id", "task_id", "batch_id", "member", "attempt", "store_folder")
 """Fields of a record that only the driver sets."""
 
 

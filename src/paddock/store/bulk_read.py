@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 from paddock.capture.trace import Call, Caller, Level, LogprobsKind, Role
 from paddock.store import calls, replayed
 from paddock.store.calls import PACKED, SUMMARY_FIELDS, summary
-from paddock.store.outcome import Outcome
 from paddock.store.packing import ID_BYTES, UNCOMPRESSED, PrefixedIds, decode, decompress, floats_array, ids_array
-from paddock.store.record import RolloutRecord
+from paddock.store.rows import to_record
 from paddock.store.sequences import MAX_KEYS, TOKENS, SharedEnds, decompress_middle, join, with_bases
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
+
+    from paddock.store.record import RolloutRecord
 
 _PLAIN = UNCOMPRESSED + PACKED
 """How most arrays of numbers begin: neither compressed nor JSON. They are unpacked without a function call."""
@@ -78,7 +79,7 @@ def read(connection: sqlite3.Connection, keys: Sequence[int]) -> list[tuple[Roll
     assert len(keys) <= MAX_KEYS
     marks = ", ".join("?" * len(keys))
     heads = connection.execute(f"SELECT id, head FROM rollouts WHERE id IN ({marks})", keys).fetchall()
-    records = {key: _record(head) for key, head in heads}
+    records = {key: to_record(decode(decompress(head))) for key, head in heads}
     rows = connection.execute(
         "SELECT rollout, brief, completion, logprobs, CASE WHEN brief IS NULL THEN head END"
         f" FROM calls WHERE rollout IN ({marks})",
@@ -127,13 +128,6 @@ def _prompts(
         else:
             prompts[key] = PrefixedIds(added, prompts.get(base), head)
     return prompts
-
-
-def _record(head: bytes) -> RolloutRecord:
-    values = decode(decompress(head))
-    if values["outcome"] is not None:
-        values["outcome"] = Outcome(values["outcome"])
-    return RolloutRecord(**values)
 
 
 def _call(values: list[Any], completion: bytes, logprobs: bytes, prompts: dict[int, PrefixedIds]) -> Call:

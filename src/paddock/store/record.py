@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from paddock.errors import StoreError
+
 if TYPE_CHECKING:
+    from paddock.capture.trace import Call
     from paddock.store.outcome import Outcome
 
 
@@ -24,6 +27,8 @@ class RolloutRecord:
     sandbox: str = "bwrap"
     sandbox_id: str | None = None
     batch_id: str | None = None
+    batch_size: int | None = None
+    """How many members the batch has in all."""
     member: int = 0
     """Which of the batch's repetitions of the task this is, from 0."""
     attempt: int = 0
@@ -53,10 +58,12 @@ class RolloutRecord:
     """How often its calls were paused (`count`), and for how long (`seconds`). Empty if none ever waited. This time
     is a part of the stage `agent`, but no deadline counts it."""
 
-    calls: int = 0
+    call_count: int = 0
     trainable_calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    weight_version: str | None = None
+    """The weight version of its first call of its own."""
     level: str = "text"
     """The lowest capture level of its agent calls: tokens, logprobs or text."""
 
@@ -103,13 +110,31 @@ class RolloutRecord:
     usage: dict[str, Any] = field(default_factory=dict)
     connections: list[dict[str, Any]] = field(default_factory=list)
     """What the sandboxes connected to, or tried to: see `ConnectionRecord`."""
+    store_folder: str = field(default="", compare=False)
+    """Where it is stored. Set by the store, and no part of what is stored."""
 
     def __repr__(self) -> str:
         state = f"({self.stage})" if self.outcome is None else str(self.outcome)
         return (
             f"<RolloutRecord {self.rollout_id} task={self.task_id} agent={self.agent} {state} "
-            f"reward={self.reward} calls={self.calls}>"
+            f"reward={self.reward} calls={self.call_count}>"
         )
+
+    @property
+    def calls(self) -> list[Call]:
+        """All model calls in their order, with tokens and logprobs, read from the store on each use.
+
+        `call_count` is their number, and needs no store. Raises StoreError if the record was not stored, or was
+        deleted since.
+        """
+        from paddock.store.store import Store
+
+        if not self.store_folder:
+            raise StoreError(
+                f"rollout {self.rollout_id} is in no store", hint="only stored rollouts have their calls"
+            )
+        with Store.open(self.store_folder, read_only=True) as store:
+            return store.calls(self.rollout_id)
 
     @property
     def finished(self) -> bool:

@@ -224,7 +224,7 @@ def _finish_abandoned(database: Database) -> list[str]:
                 record.finished_at = time.time()
                 # The last call may have been stored without the record.
                 count = "SELECT count(*) FROM calls WHERE rollout = ?"
-                (record.calls,) = connection.execute(count, (key,)).fetchone()
+                (record.call_count,) = connection.execute(count, (key,)).fetchone()
                 if rows.finish(connection, key, record):
                     finished.append(record.rollout_id)
     return finished

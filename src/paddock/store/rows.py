@@ -8,7 +8,7 @@ compressed against those of its source.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
 from typing import TYPE_CHECKING, Any, overload
@@ -140,9 +140,14 @@ def read(connection: sqlite3.Connection, key: int, names: Sequence[str] = BODIES
         f"SELECT name, data FROM bodies WHERE rollout = ? AND name IN ({marks})", (key, *names)
     ).fetchall():
         values[name] = decode(_decompress_body(connection, key, name, data))
-    if values["outcome"] is not None:
-        values["outcome"] = Outcome(values["outcome"])
-    return RolloutRecord(**values)
+    return to_record(values)
+
+
+def to_record(head: Mapping[str, Any]) -> RolloutRecord:
+    """The record that a head, perhaps with some of the long texts, was made from."""
+    values = dict(head)
+    outcome, call_count = values.pop("outcome"), values.pop("calls")
+    return RolloutRecord(**values, outcome=None if outcome is None else Outcome(outcome), call_count=call_count)
 
 
 def _read_body(connection: sqlite3.Connection, key: int, name: str) -> bytes:
@@ -191,7 +196,7 @@ def existing(connection: sqlite3.Connection, keys: Sequence[int]) -> set[int]:
 
 
 def _head_values(record: RolloutRecord, *, running: bool) -> dict[str, Any]:
-    values = {name: getattr(record, name) for name in _HEAD_FIELDS}
+    values = {name: getattr(record, name) for name in _HEAD_FIELDS} | {"calls": record.call_count}
     if running:
         values["outcome"] = None
     return values

@@ -120,7 +120,7 @@ class Store:
                 raise StoreError(
                     f"there is a rollout {record.rollout_id} already", hint="give each rollout an id of its own"
                 )
-            cache = WriteCache(rows.insert(connection, record, self._owner.to_text()))
+            cache = WriteCache(rows.insert(connection, self._placed(record), self._owner.to_text()))
             rows.save_bodies(connection, cache, record)
         with self._database.lock:
             self._write_caches.put(cache.key, cache)
@@ -208,7 +208,13 @@ class Store:
         """Records from one snapshot; those that were deleted are left out."""
         with self._database.read() as connection:
             existing = rows.existing(connection, keys)
-            return [rows.read(connection, key, names=("instruction", "config")) for key in keys if key in existing]
+            names = ("instruction", "config")
+            return [self._placed(rows.read(connection, key, names=names)) for key in keys if key in existing]
+
+    def _placed(self, record: RolloutRecord) -> RolloutRecord:
+        """The record, which can find its calls in this store."""
+        record.store_folder = str(self.path)
+        return record
 
     def count(
         self,

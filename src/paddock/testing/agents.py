@@ -337,15 +337,15 @@ async def it_solves_a_task_with_its_tools(subject: AgentSubject) -> str:
     record = (await subject.solved).record
     detail = f"{record.error or record.reward_reason}; its log ends: {record.agent_log[-300:]}"
     require((record.outcome, record.reward) == (Outcome.OK, 1.0), f"{record.outcome}, {record.reward}: {detail}")
-    return f"{record.stages['agent']:.1f} s, {record.calls} calls"
+    return f"{record.stages['agent']:.1f} s, {record.call_count} calls"
 
 
 @check("its calls must go through the capture as they are", needs=[it_solves_a_task_with_its_tools])
 async def every_call_is_captured_token_by_token(subject: AgentSubject) -> None:
     rollout = await subject.solved
     record = rollout.record
-    counts = f"{record.trainable_calls} of {record.calls} calls, level {record.level}"
-    require(record.trainable_calls == record.calls >= 3 and record.level == "tokens", counts)
+    counts = f"{record.trainable_calls} of {record.call_count} calls, level {record.level}"
+    require(record.trainable_calls == record.call_count >= 3 and record.level == "tokens", counts)
     recorded = sorted((call.prompt_token_ids, call.completion_token_ids, call.logprobs) for call in rollout.calls)
     served = sorted((each.prompt_ids, each.sampled_ids, each.logprobs) for each in rollout.served)
     require(recorded == served, "the recorded tokens are not those that the model served")

@@ -98,7 +98,7 @@ class RolloutEnv(Env):  # type: ignore[misc]
             return {}
         record = self._ended().record
         parts = {f"reward/{name}": value for name, value in record.reward_parts.items()}
-        return {"calls": float(record.calls), "seconds": record.wall_s or 0.0, **parts}
+        return {"calls": float(record.call_count), "seconds": record.wall_s or 0.0, **parts}
 
     async def close(self) -> None:
         """Cancel the rollout, if it still runs."""

@@ -183,11 +183,9 @@ def summaries(connection: sqlite3.Connection, keys: Iterable[int]) -> list[dict[
 def summarize_head(head: dict[str, Any]) -> dict[str, Any]:
     """The summary of a rollout from the head of its record."""
     from paddock.rollouts.rollout_json import summarize
-    from paddock.store.outcome import Outcome
-    from paddock.store.record import RolloutRecord
+    from paddock.store.rows import to_record
 
-    outcome = head["outcome"]
-    return summarize(RolloutRecord(**{**head, "outcome": None if outcome is None else Outcome(outcome)}))
+    return summarize(to_record(head))
 
 
 def changed_rows(connection: sqlite3.Connection, after: int, limit: int) -> tuple[int, list[dict[str, Any]]]:

@@ -45,7 +45,7 @@ def test_tools_are_called_in_one_session(tmp_path: Path) -> None:
 def test_rewards_add_up_and_the_environment_ends_the_episode(tmp_path: Path) -> None:
     script = [{"tool": "turn", "arguments": {"number": number}} for number in (7, 42, 8)]
     record = rolled(tmp_path, EnvironmentSession(Safe, "Open the safe."), *script)
-    assert (record.outcome, record.reward, record.calls) == (Outcome.OK, 0.75, 2)
+    assert (record.outcome, record.reward, record.call_count) == (Outcome.OK, 0.75, 2)
 
 
 def test_the_model_gets_an_error_for_wrong_arguments(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_batch_is_run_in_an_environment(tmp_path: Path) -> None:
     record = run(ran(tmp_path, task, env=Counter, seed=1))
     assert (record.outcome, record.reward, record.agent, record.sandbox) == (Outcome.OK, 10.0, "loop", "environment")
     assert record.metadata["reset"] == {"episode_id": "mine", "seed": 5}
-    assert record.trainable_calls == record.calls == 2
+    assert record.trainable_calls == record.call_count == 2
 
 
 @needs_bwrap

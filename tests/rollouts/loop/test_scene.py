@@ -67,7 +67,7 @@ def test_every_token_is_captured_and_each_call_continues_the_one_before(tmp_path
         len(call.prompt_token_ids) + len(call.completion_token_ids) for call in calls[:-1]
     ]
     assert all(call.trainable and call.role is Role.AGENT for call in calls)
-    assert (record.trainable, record.level, record.calls) == (True, "tokens", 3)
+    assert (record.trainable, record.level, record.call_count) == (True, "tokens", 3)
 
 
 def test_several_calls_in_one_answer_are_done_in_their_order(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_place_that_is_done_ends_the_loop_at_once(tmp_path: Path) -> None:
 
     scene = FakeSession(leave=leave)
     record = rolled(tmp_path, scene, {"tools": [{"tool": "leave"}, {"tool": "say"}]}, DONE)
-    assert (record.outcome, record.calls, [name for name, _ in scene.called]) == (Outcome.OK, 1, ["leave"])
+    assert (record.outcome, record.call_count, [name for name, _ in scene.called]) == (Outcome.OK, 1, ["leave"])
 
 
 def test_steps_are_limited_and_the_work_still_counts(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_steps_are_limited_and_the_work_still_counts(tmp_path: Path) -> None:
 
 def test_calls_are_limited_and_the_last_word_is_the_models(tmp_path: Path) -> None:
     record = rolled(tmp_path, FakeSession(), *[SAYS] * 5, budget=Budget(calls=2))
-    assert (record.outcome, record.calls, record.reward) == (Outcome.BUDGET, 2, 2.0)
+    assert (record.outcome, record.call_count, record.reward) == (Outcome.BUDGET, 2, 2.0)
     assert record.transcript[-1]["role"] == "tool"
 
 
@@ -253,5 +253,5 @@ def test_a_pause_longer_than_the_agents_time_does_not_end_the_loop(tmp_path: Pat
                 return await running
 
     record = run(body())
-    assert (record.outcome, record.reward, record.calls) == (Outcome.OK, 1.0, 2)
+    assert (record.outcome, record.reward, record.call_count) == (Outcome.OK, 1.0, 2)
     assert record.pauses["seconds"] >= 2.5

@@ -138,7 +138,7 @@ def state_of(record: RolloutRecord) -> RolloutState:
     own = {
         "status": status,
         "serve_session_id": record.agent_session,
-        "proxy_turns_so_far": record.calls,
+        "proxy_turns_so_far": record.call_count,
         "started_at": None if status is Status.QUEUED else record.started_at,
     }
     return RolloutState(**{**_same_fields(RolloutState, record), **own})
