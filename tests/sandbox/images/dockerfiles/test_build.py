@@ -260,7 +260,7 @@ async def check_cancelled_build(store: ImageStore, tmp_path: Path) -> None:
         ("COPY --chown=nobody a.txt /x", "line 2: .*: there is no user 'nobody'"),
         ("RUN --mount=source=none,target=/m x", "line 2: RUN .*: none cannot be read"),
         ("COPY --from=2 a /x", "line 2: stage 2 does not come before"),
-        ("ADD https://example.org/x /x", "line 2: ADD of https://example.org/x is not supported"),
+        ("ARG u=https://example.org/x\nADD $u /x", "line 3: ADD of https://example.org/x is not supported"),
         ("COPY a.txt /x\nCOPY b.txt /x/", "line 3: .* /x is there, and is no folder"),
         ("COPY dir /x\nCOPY a.txt /x/c.txt/", "line 3: .* /x/c.txt is there, and is no folder"),
         ("COPY dir /\nCOPY a.txt /y/deep\nCOPY dir /y", "line 4: .* /y/deep is there, and is no folder"),

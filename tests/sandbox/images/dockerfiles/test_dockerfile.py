@@ -63,6 +63,9 @@ def test_stages_are_found_by_name_and_number_before_the_place_of_use() -> None:
         ("FROM a b", "line 1: FROM has the wrong number of words"),
         ("FROM a AS x\nFROM b AS X", "line 2: there are two stages 'x'"),
         ("FROM a AS ..", "line 1: '..' is no name of a stage"),
+        ("FROM a\nRUN b\nADD https://example.org/x /x", "line 3: ADD of https://example.org/x is not supported"),
+        ("FROM a\nCOPY 'git@example.org:x.git' /x", "line 2: COPY of git@example.org:x.git is not supported"),
+        ("FROM a\nRUN --mount=type=cache,target=/c,sharing=some ls", "line 2: RUN --mount has sharing=some"),
     ],
 )
 def test_what_is_not_supported_is_refused_with_its_line(text: str, message: str) -> None:
@@ -73,11 +76,13 @@ def test_what_is_not_supported_is_refused_with_its_line(text: str, message: str)
 
 def test_mounts_of_a_run() -> None:
     (stage,) = parse_dockerfile(
-        "FROM a\nRUN --mount=type=cache,target=/c,id=i --mount=source=s,dst=/d,rw,from=x ls"
+        "FROM a\nRUN --mount=type=cache,target=/c,id=i --mount=source=s,dst=/d,rw,from=x "
+        "--mount=target=/e,readonly ls"
     ).stages
-    cache, bind = parse_mounts(stage.instructions[0])
+    cache, bind, read_only = parse_mounts(stage.instructions[0])
     assert (cache.kind, cache.target, cache.options["id"]) == ("cache", "/c", "i")
     assert (bind.kind, bind.source, bind.target, bind.is_set("rw")) == ("bind", "s", "/d", True)
+    assert (read_only.kind, read_only.is_set("rw")) == ("bind", False)
 
 
 # -- variables ----------------------------------------------------------------------------------------
@@ -166,6 +171,7 @@ def test_healthcheck_none_removes_that_of_the_base() -> None:
         ("ENV a", "ENV a has no value"),
         ("ENV a=1 b", "ENV has 'b'"),
         ("LABEL =x", "LABEL has '=x'"),
+        ("ARG =x", "ARG has '=x'"),
         ("USER a b", "USER is 'a b'"),
         ("WORKDIR $missing", "WORKDIR is empty"),
         ("HEALTHCHECK --interval=5 CMD true", "--interval is '5'"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
-from paddock.sandbox.images.dockerfiles.dockerfile import copy_words
+from paddock.sandbox.images.dockerfiles.dockerfile import check_is_local, copy_words
 from paddock.sandbox.images.dockerfiles.expansion import Expander
 from paddock.sandbox.images.dockerfiles.layer_copy import CopyRequest
 from paddock.sandbox.images.dockerfiles.scope import BuildScope, resolve_path
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 OUTSIDE_CONTEXT = "copy-outside-context"
 OCTAL_MODE = re.compile(r"0?[0-7]{3,4}")
-URL = re.compile(r"(https?|ftp|git|ssh)://|git@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +118,7 @@ def _select(instruction: Instruction, names: tuple[str, ...], tree: SourceTree) 
 
 
 def _check_source(instruction: Instruction, name: str) -> None:
-    if URL.match(name):
-        if instruction.keyword == "COPY":
-            raise line_error(instruction.line, f"COPY cannot copy {name}", "download it in a RUN step")
-        raise line_error(
-            instruction.line, f"ADD of {name} is not supported", "download it in a RUN step: curl or git"
-        )
+    check_is_local(name, instruction.keyword, instruction.line)
     depth = 0
     for part in name.lstrip("/").split("/"):
         depth += {"..": -1, ".": 0, "": 0}.get(part, 1)

@@ -35,7 +35,9 @@ HINTS = {
     "--checksum": "download in a RUN step and check there: sha256sum -c",
 }
 MOUNT_OPTIONS = {
-    "bind": frozenset({"type", "source", "src", "target", "dst", "destination", "from", "rw", "readwrite", "ro"}),
+    "bind": frozenset(
+        {"type", "source", "src", "target", "dst", "destination", "from", "rw", "readwrite", "ro", "readonly"}
+    ),
     "cache": frozenset(
         {"type", "id", "target", "dst", "destination", "ro", "readonly", "sharing", "from", "source", "src"}
         | {"mode", "uid", "gid"}
@@ -43,7 +45,10 @@ MOUNT_OPTIONS = {
 }
 MOUNT_NUMBERS = {"mode": re.compile("[0-7]{1,5}"), "uid": re.compile("[0-9]{1,9}"), "gid": re.compile("[0-9]{1,9}")}
 STAGE_NAME = re.compile(r"[a-z][a-z0-9-_.]*")
+CACHE_SHARING = ("shared", "private", "locked")
 SCRATCH = "scratch"
+REMOTE = re.compile(r"(https?|ftp|git|ssh)://|git@")
+"""The beginning of a source that is not in the build context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +181,16 @@ def _check(instruction: Instruction, escape: str) -> None:
         words = copy_words(instruction, escape)
         if len(words) < 2:
             raise line_error(line, f"{keyword} has no destination", f"write {keyword} SOURCE… DESTINATION")
+        for word in words[:-1]:
+            check_is_local(word.strip("\"'"), keyword, line)
     if keyword == "RUN":
         parse_mounts(instruction)
+
+
+def check_is_local(source: str, keyword: str, line: int) -> None:
+    """Raises ImageError for a source of COPY or ADD that would be downloaded."""
+    if REMOTE.match(source):
+        raise line_error(line, f"{keyword} of {source} is not supported", "download it in a RUN step: curl or git")
 
 
 def copy_words(instruction: Instruction, escape: str) -> tuple[str, ...]:
@@ -208,6 +221,8 @@ def _parse_mount(text: str, line: int) -> RunMount:
         raise line_error(line, f"RUN --mount=type={kind} has no option {unknown[0]!r}", "remove it")
     if kind == "cache" and (options.keys() & {"from", "source", "src"}):
         raise line_error(line, "a cache that starts from a stage is not supported", "remove from= and source=")
+    if options.get("sharing", CACHE_SHARING[0]) not in CACHE_SHARING:
+        raise line_error(line, f"RUN --mount has sharing={options['sharing']}", f"use {', '.join(CACHE_SHARING)}")
     for name, pattern in MOUNT_NUMBERS.items():
         if not pattern.fullmatch(options.get(name, "0")):
             raise line_error(line, f"RUN --mount has {name}={options[name]}", "give a number")

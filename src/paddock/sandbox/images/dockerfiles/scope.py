@@ -94,6 +94,8 @@ def _assignments(instruction: Instruction, escape: str) -> list[tuple[str, str |
     assignments = []
     for word in split_quoted(instruction.rest, escape):
         name, separator, value = word.partition("=")
+        if not name:
+            raise line_error(instruction.line, f"ARG has {word!r}", "write ARG name, or ARG name=default")
         assignments.append((name, value if separator else None))
     return assignments
 
