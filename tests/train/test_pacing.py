@@ -82,6 +82,17 @@ def test_a_newer_oldest_version_gives_more_time() -> None:
     assert pacing.take(0) == 0
 
 
+def test_a_unit_that_is_too_old_has_no_place_and_nobody_waits_for_it() -> None:
+    pacing = make(batch_size=1, max_staleness=1)
+    fill(pacing)
+    pacing.advance(2)
+    assert pacing.is_too_old(0)
+    assert pacing.due(3) == 0
+    assert fill(pacing, first=2) == [2, 3]
+    pacing.finish(2, 2)
+    assert pacing.can_take(2)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     batch_size=st.integers(1, 5),

@@ -9,6 +9,7 @@ import pytest
 from paddock.errors import ConfigError, StoreError, StreamError
 from paddock.store import Store
 from paddock.train.sources import Source
+from paddock.train.training_view import read_training
 from rollouts.played import a_task, needs_bwrap, speaker
 from train.streaming import Place, Streams, ids, run, tasks
 
@@ -84,6 +85,30 @@ def test_an_update_that_would_make_a_group_too_old_is_refused(tmp_path: Path) ->
     run(work())
 
 
+def test_a_version_that_jumps_leaves_out_what_is_too_old_with_a_reason(tmp_path: Path) -> None:
+    """A trainer that was killed with groups in its hands, and goes on with later weights than the stream knows."""
+
+    async def work() -> None:
+        async with Streams(tmp_path) as streams:
+            source = streams.source(Place(), tasks(6))
+            options = {"name": "run", "batch_size": 2, "rounds": 1, "max_staleness": 1}
+            async with streams.stream(source, **options) as stream:
+                await stream.take(2)
+            async with streams.stream(source, version=5, **options) as stream:
+                groups = []
+                while batch := await stream.take():
+                    groups += batch
+                    await stream.acknowledge()
+                    await stream.update_weights(stream.version + 1)
+                old = stream.statistics().left_out["too old"]
+            assert old >= 4
+            assert len(groups) == 6 - old // 2
+            assert all(group.staleness <= 1 for group in groups)
+            assert read_training(tmp_path, "run").units["dropped"] == old // 2
+
+    run(work())
+
+
 def test_weights_are_loaded_while_the_stream_is_paused(tmp_path: Path) -> None:
     async def work() -> None:
         async with (
@@ -128,6 +153,25 @@ def test_a_group_without_signal_is_sampled_again(tmp_path: Path) -> None:
             assert sorted(group.rewards) == [0.0, 1.0]
             assert stream.statistics().resampled == 1
             assert stream.statistics().left_out == {"zero advantage": 2}
+
+    run(work())
+
+
+def test_a_group_that_waits_to_be_sampled_again_does_so_after_a_kill(tmp_path: Path) -> None:
+    async def work() -> None:
+        place = Place(lambda task, number: float(task.id == "t0" and number > 2 and number % 2))
+        place.hold("t1")
+        async with Streams(tmp_path) as streams:
+            options = {"name": "run", "rounds": 1, "zero_advantage": "resample", "max_staleness": None}
+            # The second group keeps the slot that the first would need to be sampled again.
+            source = streams.source(place, tasks(2), parallel=2)
+            async with streams.stream(source, **options) as stream:
+                while not stream.statistics().left_out:
+                    await asyncio.sleep(0.01)
+            place.release("t1")
+            async with streams.stream(source, **options) as stream:
+                (group,) = await stream.take(9)
+            assert (group.task.id, sorted(group.rewards)) == ("t0", [0.0, 1.0])
 
     run(work())
 

@@ -10,6 +10,9 @@ rule is:
 A unit starts only if it has a place, and a finished one waits if taking it would use the place of a unit that is
 still running and has to be taken earlier. If the rule holds, it still holds after the trainer has taken `batch_size`
 units and updates its weights. Therefore no unit gets too old, and none has to be discarded.
+
+A unit can be too old nevertheless if the trainer goes on with a later version than it left off, or if an engine has
+older weights than the trainer says. `is_too_old` finds it. It has no place, so the others do not wait for it.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ class Pacing:
         """Whether one more unit may start now."""
         if len(self._ready) >= self._max_ready:
             return False
-        return self._max_staleness is None or len(self._oldest) < self._places(self.version + self._max_staleness)
+        if self._max_staleness is None:
+            return True
+        return len(self._in_time()) < self._places(self.version + self._max_staleness)
 
     def start(self, unit: int, oldest: int | None = None) -> None:
         """`oldest` is given for a unit that an earlier process started."""
@@ -68,9 +73,13 @@ class Pacing:
         own = self._oldest[unit]
         return all(
             self._count_until(oldest) <= self._places(oldest + self._max_staleness, taken=self.taken + 1)
-            for oldest in set(self._oldest.values())
+            for oldest in set(self._in_time())
             if oldest < own
         )
+
+    def is_too_old(self, unit: int) -> bool:
+        """Whether the unit's last version has passed, so that it may not be taken any more."""
+        return self._max_staleness is not None and self._oldest[unit] + self._max_staleness < self.version
 
     def take(self, unit: int) -> int:
         """The trainer takes the unit. Returns its staleness in weight versions."""
@@ -91,7 +100,7 @@ class Pacing:
             return 0
         excess = (
             self._count_until(oldest) - self._batch_size * max(oldest + self._max_staleness - version + 1, 0)
-            for oldest in set(self._oldest.values())
+            for oldest in set(self._in_time())
         )
         return max(0, *excess, 0)
 
@@ -102,7 +111,11 @@ class Pacing:
 
     def _count_until(self, oldest: int) -> int:
         """Units with the same last version as one that is so old, or an earlier one."""
-        return sum(other <= oldest for other in self._oldest.values())
+        return sum(other <= oldest for other in self._in_time())
+
+    def _in_time(self) -> list[int]:
+        """The oldest versions of the units that need a place."""
+        return [oldest for unit, oldest in self._oldest.items() if not self.is_too_old(unit)]
 
     def _places(self, last_version: int, taken: int | None = None) -> int:
         """How many units the trainer will take from now up to that version, inclusive."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SPREAD_FLOOR = 1e-4
 """Added to the standard deviation of a group's rewards, as trainers do."""
 TOO_LONG = "too long"
+TOO_OLD = "too old"
 ZERO_ADVANTAGE = "zero advantage"
 
 

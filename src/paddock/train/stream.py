@@ -28,7 +28,7 @@ from paddock.rollouts.batch import new_batch_id
 from paddock.shielded import run_shielded
 from paddock.sqlite import WorkerThread
 from paddock.train.pacing import Pacing
-from paddock.train.sampled import ZERO_ADVANTAGE, ScoredGroup
+from paddock.train.sampled import TOO_OLD, ZERO_ADVANTAGE, ScoredGroup
 from paddock.train.sources import Source, open_sources
 from paddock.train.stream_config import StreamConfig, StreamStatistics
 from paddock.train.stream_state import StreamState, StreamUnit, UnitRollout
@@ -136,6 +136,8 @@ class Stream:
         for each in saved.open_units:
             self._pacing.start(each.unit.number, each.oldest)
             self._spawn(each.unit)
+        for unit in saved.without_signal:
+            self._repeat(unit)
 
     # -- what the trainer calls ---------------------------------------------------------------------
 
@@ -231,6 +233,8 @@ class Stream:
         self._pacing.advance(version)
         self._notify()
         await self._worker.run(lambda: self._state.set_version(version))
+        for number in list(self._ready):
+            await self._drop_too_old(number)
 
     @property
     def version(self) -> int:
@@ -278,7 +282,9 @@ class Stream:
     # -- delivery -----------------------------------------------------------------------------------
 
     def _next_ready(self) -> int | None:
-        return next((number for number in self._ready if self._pacing.can_take(number)), None)
+        pacing = self._pacing
+        taken = (number for number in self._ready if pacing.can_take(number) and not pacing.is_too_old(number))
+        return next(taken, None)
 
     @property
     def _is_finished(self) -> bool:
@@ -312,6 +318,8 @@ class Stream:
         hint = "see `paddock view` for what the rollouts do"
         if not self._running:
             hint = f"a trainer that takes more than batch_size={self.config.batch_size} units has to update first"
+        if statistics.left_out.get(TOO_OLD):
+            hint = "some were too old: check that the versions of the engine are those of the trainer"
         return StreamError(
             f"nothing to train on for {self.config.timeout:g} s: {statistics.running} units run, "
             f"{statistics.ready} wait for older ones, {sum(statistics.left_out.values())} rollouts were left out",
@@ -410,13 +418,30 @@ class Stream:
         if is_ready:
             self._pacing.finish(unit.number, None if group.versions is None else group.versions[0])
             self._ready[unit.number] = group
+            await self._drop_too_old(unit.number)
         else:
             self._pacing.drop(unit.number)
-            wants_again = self.config.zero_advantage == "resample" and ZERO_ADVANTAGE in left_out
-            if wants_again and unit.attempt < self.config.max_resamples:
-                self._again.append(self._orders[unit.source].repeat(unit, self._take_number()))
-                self._resampled += 1
+            if ZERO_ADVANTAGE in left_out:
+                self._repeat(unit)
         self._notify()
+
+    def _repeat(self, unit: StreamUnit) -> None:
+        """Run a unit without signal again, if the config says so."""
+        if self.config.zero_advantage == "resample" and unit.attempt < self.config.max_resamples:
+            self._again.append(self._orders[unit.source].repeat(unit, self._take_number()))
+            self._resampled += 1
+
+    async def _drop_too_old(self, number: int) -> None:
+        """Leave out a finished unit if the limit no longer allows it. Pacing prevents this, unless versions jump."""
+        if number not in self._ready or not self._pacing.is_too_old(number):
+            return
+        group, oldest = self._ready.pop(number), self._pacing.oldest[number]
+        self._pacing.drop(number)
+        self._left_out[TOO_OLD] += len(group.rollouts)
+        version = self._pacing.version
+        logger.warning("%s is left out: its oldest call is of version %s, now %s", group.task.id, oldest, version)
+        self._notify()
+        await self._worker.run(lambda: self._state.drop(number, TOO_OLD))
 
     def _check_failures(self, source: OpenSource, rollouts: Sequence[SampledRollout]) -> None:
         """Raises StreamError if a dependency is down for good, or nothing gets a reward any more."""

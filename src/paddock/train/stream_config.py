@@ -37,7 +37,7 @@ class StreamConfig:
     shuffle_seed: int | None = None
     """Shuffles the tasks of each round. None keeps their order."""
     max_ready: int | None = None
-    """Finished units that may wait for the trainer if `max_staleness` is None. Default: two batches."""
+    """No unit starts while so many finished ones wait for the trainer. Default: two batches."""
     max_failures: int = 64
     """The stream fails after so many rollouts in a row without a reward."""
     timeout: float | None = 3600.0

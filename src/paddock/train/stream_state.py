@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from paddock.errors import StoreError
 from paddock.sqlite import Database, Schema
+from paddock.train.sampled import ZERO_ADVANTAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -78,6 +79,13 @@ TABLES = (
     )""",
     "CREATE INDEX reports_of_stream ON reports (stream, version)",
 )
+WITHOUT_SIGNAL = """
+    SELECT * FROM units AS unit WHERE stream = ? AND state = 'dropped'
+    AND EXISTS (SELECT 1 FROM rollouts
+        WHERE stream = unit.stream AND rollouts.unit = unit.number AND left_out = ?)
+    AND NOT EXISTS (SELECT 1 FROM units AS later
+        WHERE later.stream = unit.stream AND source = unit.source AND place = unit.place AND attempt > unit.attempt)
+    ORDER BY number"""
 SCHEMA = Schema(TABLES, application_id=0x5061_5374, hint="move streams.db away to begin anew")
 
 
@@ -149,6 +157,8 @@ class SavedStream:
     places: Mapping[str, int]
     """For each source, how many places it has used."""
     open_units: Sequence[OpenUnit]
+    without_signal: Sequence[StreamUnit]
+    """The last units at their places, dropped because all of their advantages were 0."""
     left_out: Mapping[str, int]
     acknowledged: int
 
@@ -197,6 +207,7 @@ class StreamState:
                 "SELECT * FROM units WHERE stream = ? AND state NOT IN ('acknowledged', 'dropped') ORDER BY number",
                 [name],
             )
+            without_signal = connection.execute(WITHOUT_SIGNAL, [name, ZERO_ADVANTAGE])
             left_out = connection.execute(
                 "SELECT left_out, count(*) FROM rollouts JOIN units ON units.stream = rollouts.stream"
                 " AND units.number = rollouts.unit WHERE rollouts.stream = ? AND left_out IS NOT NULL"
@@ -209,6 +220,7 @@ class StreamState:
                 next_number=0 if number is None else number + 1,
                 places=dict(map(tuple, places)),
                 open_units=[OpenUnit(_unit(row), row["oldest"]) for row in open_units],
+                without_signal=[_unit(row) for row in without_signal],
                 left_out=dict(map(tuple, left_out)),
                 acknowledged=acknowledged or 0,
             )
@@ -238,6 +250,18 @@ class StreamState:
             )
             connection.execute("DELETE FROM rollouts WHERE stream = ? AND unit = ?", [self._name, number])
             connection.executemany(f"INSERT INTO rollouts VALUES ({', '.join('?' * 12)})", rows)
+
+    def drop(self, number: int, reason: str) -> None:
+        """Leave out a unit that could have been taken."""
+        with self._database.write() as connection:
+            connection.execute(
+                "UPDATE units SET state = 'dropped', changed_at = ? WHERE stream = ? AND number = ?",
+                [time.time(), self._name, number],
+            )
+            connection.execute(
+                "UPDATE rollouts SET left_out = ? WHERE stream = ? AND unit = ? AND left_out IS NULL",
+                [reason, self._name, number],
+            )
 
     def deliver(self, number: int, version: int, staleness: int) -> None:
         with self._database.write() as connection:
