@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from paddock.processes import process_start_time
+from paddock.processes import KILL_SECONDS, process_start_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -29,7 +29,6 @@ logger = logging.getLogger("paddock")
 
 MAX_LINE_BYTES = 64 * 1024
 LOG_TAIL_BYTES = 2000
-KILL_SECONDS = 5.0
 
 
 class ChildProcess:

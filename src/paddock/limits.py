@@ -10,6 +10,8 @@ from paddock.errors import ConfigError
 
 MEBIBYTE = 1024 * 1024
 GIBIBYTE = 1024 * MEBIBYTE
+BUILD_SECONDS = 600.0
+"""For building an image, where nothing else is set."""
 
 
 def _check_positive(value: Any) -> None:

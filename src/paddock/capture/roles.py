@@ -16,6 +16,7 @@ from paddock.models.message_text import content_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+SYSTEM_ROLES = ("system", "developer")
 SESSION_HEADERS = ("x-session-id", "x-session-affinity", "thread-id", "session-id", "x-claude-code-session-id")
 """The first of these that a program sends is the id of its conversation."""
 TITLE_PROMPT = re.compile(
@@ -55,6 +56,6 @@ def requests_summary(body: Mapping[str, Any]) -> bool:
 
 def system_prompt(body: Mapping[str, Any]) -> str:
     for message in body.get("messages") or ():
-        if isinstance(message, dict) and message.get("role") in ("system", "developer"):
+        if isinstance(message, dict) and message.get("role") in SYSTEM_ROLES:
             return content_text(message.get("content"))
     return ""

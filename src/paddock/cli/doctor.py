@@ -27,6 +27,7 @@ from paddock.config import E2B_API_KEY, E2B_API_URL, PADDOCK_IMAGE_CACHE_LIMIT, 
 from paddock.distribution import NAME, VERSION
 from paddock.distribution import install_command as extra_command
 from paddock.errors import ConfigError, PaddockError, SandboxError
+from paddock.limits import GIBIBYTE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +39,6 @@ MARKS: dict[Status, tuple[str, str]] = {
     "problem": ("✗", "red"),
 }
 
-GIBIBYTE = 1024**3
 OLDEST_PYTHON = (3, 11)
 DEFAULT_PORT = 8000
 MIN_FILES, GOOD_FILES = 256, 8192

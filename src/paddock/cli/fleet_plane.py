@@ -20,6 +20,7 @@ from paddock.cli.interrupts import run_async
 from paddock.cli.store_options import store_option
 from paddock.config import FLEET_API_KEY, FLEET_BASE_URL
 from paddock.errors import ConfigError
+from paddock.fleet.client.models import ALIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,7 +137,6 @@ async def get_json(address: PlaneAddress, path: str, **params: str | None) -> An
     return reply.json()
 
 
-ALIVE = ("pending", "running")
 TABLE_WIDTH = 140
 
 

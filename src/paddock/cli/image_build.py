@@ -9,11 +9,10 @@ import click
 
 from paddock.cli import note, print_json
 from paddock.errors import ConfigError, ImageError
+from paddock.limits import BUILD_SECONDS
 
 if TYPE_CHECKING:
     from paddock.sandbox.images.dockerfiles.events import BuildEvent
-
-BUILD_SECONDS = 600.0
 
 
 @click.command("build")

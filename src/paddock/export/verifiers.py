@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paddock.capture.roles import SYSTEM_ROLES
 from paddock.capture.trace import sent_temperature
 from paddock.export import Form, checks, conversation
 from paddock.models.message_text import content_text
@@ -107,7 +108,7 @@ def plain(message: dict[str, Any]) -> dict[str, Any]:
     role, text = message.get("role"), content_text(message.get("content"))
     if role == "tool":
         return {"role": "tool", "tool_call_id": str(message.get("tool_call_id") or ""), "content": text}
-    return {"role": "system" if role in ("system", "developer") else "user", "content": text}
+    return {"role": "system" if role in SYSTEM_ROLES else "user", "content": text}
 
 
 def answer(call: Call) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from paddock.protocol.finite import check_reward
 if TYPE_CHECKING:
     from paddock.tools import ToolSpec
 
+SESSION_HEADER = "mcp-session-id"
 STATELESS_VERSION = "2026-07-28"
 """The revision without `initialize`: every request stands alone and says who sends it."""
 SESSION_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")

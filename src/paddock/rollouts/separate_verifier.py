@@ -17,7 +17,8 @@ from paddock.rollouts.task_image import prepare_image
 from paddock.rollouts.verifier import ENTRY, VerifierResult
 from paddock.sandbox.base import TESTS, Command, SandboxSpec
 from paddock.sandbox.images.dockerfiles.events import BuildLog
-from paddock.sandbox.images.provider import DOCKERFILE, BuildRequest
+from paddock.sandbox.images.image import DOCKERFILE
+from paddock.sandbox.images.provider import BuildRequest
 from paddock.store.outcome import Reward
 from paddock.tasks.settings import TaskImage
 from paddock.tasks.variables import expand_defaults

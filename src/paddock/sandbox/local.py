@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddock.errors import SandboxError
-from paddock.processes import process_start_time
+from paddock.processes import KILL_SECONDS, process_start_time
 from paddock.sandbox.bundle import local_program
 from paddock.sandbox.connection import GuestConnection
 from paddock.sandbox.file_actions import FileAction
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 STDERR_BYTES = 16384
 STDERR_SECONDS = 1.0
 USAGE_SECONDS = 0.5
-KILL_SECONDS = 5.0
 OOM_SCORE = 500
 """Where the memory of the host runs out, sandboxes are killed before other processes."""
 

@@ -22,6 +22,7 @@ from paddock.sandbox.base import LOGS, TESTS, USER_PROGRAMS, PathMapping, host_f
 from paddock.sandbox.connection import GuestConnection
 from paddock.sandbox.guest.entry import HOME, Entry
 from paddock.sandbox.guest_sandbox import GuestSandbox, failing_paddock_run, non_blocking_socket, remove_paths
+from paddock.sandbox.image_root import DEFAULT_PATH
 from paddock.sandbox.transports import ByteChannel, StreamTransport
 from paddock.shielded import run_shielded
 
@@ -41,7 +42,6 @@ MOUNTS_FOLDER = HOME / ".paddock-mounts"
 USER = 1000
 COMMAND_OOM_SCORE = 1000
 """The highest: out of memory, the kernel kills a command before the guest."""
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class RemoteSandbox(GuestSandbox):
@@ -59,9 +59,9 @@ class RemoteSandbox(GuestSandbox):
             "USER": "user",
             "LOGNAME": "user",
             "LANG": "C.UTF-8",
-            "PATH": f"{PADDOCK_RUN_FOLDER}:{SYSTEM_PATH}"
+            "PATH": f"{PADDOCK_RUN_FOLDER}:{DEFAULT_PATH}"
             if spec.readonly_tests
-            else f"{SYSTEM_PATH}:{USER_PROGRAMS}",
+            else f"{DEFAULT_PATH}:{USER_PROGRAMS}",
             "TMPDIR": "/tmp",
         }
 

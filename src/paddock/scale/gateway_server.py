@@ -27,7 +27,7 @@ from yarl import URL
 import paddock
 from paddock.config import Access
 from paddock.errors import HostLost, InvalidMessage, PaddockError
-from paddock.protocol import jsonrpc, messages
+from paddock.protocol import jsonrpc, mcp, messages
 from paddock.protocol.codec import encode
 from paddock.protocol.jsonrpc import RpcCall, RpcError
 from paddock.scale.gateway import CONNECT_SECONDS, Gateway, GatewayConfig, host_lost
@@ -36,9 +36,8 @@ from paddock.scale.websocket_relay import ClientSocket, close_frame, text_frame
 from paddock.server.access import check_access, check_browser, has_token
 from paddock.server.answers import CLOSE_CODES, NORMAL
 from paddock.server.app import OPEN_PATHS, PAGE
-from paddock.server.handshake import LEASE_HEADER, ClientHandshake
+from paddock.server.handshake import LEASE_HEADER, SESSION_HEADER, ClientHandshake
 from paddock.server.http import (
-    SESSION_HEADER,
     JSONBytes,
     cancel_on_disconnect,
     error_response,
@@ -297,7 +296,9 @@ class GatewayApp:
 
     async def _forward(self, scope: Any, headers: dict[str, str], body: bytes, receive: Any, send: Any) -> None:
         gateway = self.gateway
-        token = headers.get("mcp-session-id") or headers.get(SESSION_HEADER) or session_cookie(headers.get("cookie"))
+        token = (
+            headers.get(mcp.SESSION_HEADER) or headers.get(SESSION_HEADER) or session_cookie(headers.get("cookie"))
+        )
         call = read_call(body) if scope["path"] == "/mcp" and scope["method"] == "POST" else None
         if call is not None and host_key_of(str(call.params.get("session_id") or "")):
             token = str(call.params["session_id"])

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import paddock
-from paddock.child_process import KILL_SECONDS
 from paddock.errors import ConfigError, VerifierError
 from paddock.fleet.instance.verifier.runner import VerifierRunner
 from paddock.fleet.plane.processes import HostedProcess, StartFailed
 from paddock.loopback import is_loopback
+from paddock.processes import KILL_SECONDS
 from paddock.scale import cluster
 from paddock.scale.cluster import ClusterHead, call_ray
 from paddock.scale.host_actor import LOOPBACK_ADDRESS, node_address

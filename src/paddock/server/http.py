@@ -36,7 +36,7 @@ from paddock.protocol.episode import GetState, Reset, Step
 from paddock.protocol.finite import find_nonfinite, problem_at
 from paddock.protocol.messages import ResetArguments, error_list
 from paddock.protocol.redact import describe_error
-from paddock.server.handshake import ClientHandshake
+from paddock.server.handshake import SESSION_HEADER, ClientHandshake
 from paddock.sessions.session import Origin, Session
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from paddock.server.service import Service
 
 logger = logging.getLogger("paddock.server")
-SESSION_HEADER = "session-id"
 SESSION_COOKIE = "paddock_session"
 REQUEST_NUMBER_HEADER = "request-number"
 MAX_NUMBER_DIGITS = 15

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from paddock.server.service import Service
     from paddock.sessions.work import Work
 
-SESSION_HEADER = "mcp-session-id"
 VERSION_HEADER = "mcp-protocol-version"
 JSON = (b"content-type", b"application/json")
 KEEP_ALIVE_SECONDS = 15.0
@@ -110,7 +109,7 @@ class McpEndpoint:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         header = lookup(scope["headers"])
-        token = header(SESSION_HEADER)
+        token = header(mcp.SESSION_HEADER)
         if not speaks_known_version(header):
             await _reply(send, 400, jsonrpc.failure(mcp.unsupported(header(VERSION_HEADER))))
         elif scope["method"] == "POST":
@@ -142,7 +141,7 @@ class McpEndpoint:
             if worker is not None:
                 await siblings.forward(worker, scope, body, receive, send)
                 return
-        token = header(SESSION_HEADER)
+        token = header(mcp.SESSION_HEADER)
         scope[PLAIN_RESPONSE] = opens_session(calls)
         caller = HttpCaller(self.service, token, receive, header)
         session = None
@@ -164,7 +163,7 @@ class McpEndpoint:
         if not response:
             await _reply(send, 202, None)
             return
-        headers = [(SESSION_HEADER.encode(), caller.opened.token.encode())] if caller.opened is not None else []
+        headers = [(mcp.SESSION_HEADER.encode(), caller.opened.token.encode())] if caller.opened is not None else []
         await _reply(send, _status(response, calls), response, headers)
 
     async def _respond_once(
@@ -296,7 +295,7 @@ async def refuse(error: PaddockError, scope: Any, body: bytes, send: Any) -> Non
     if not isinstance(error, SessionNotFound):
         request_id = calls.id if isinstance(calls, RpcCall) else None
         await _reply(send, error.http_status, jsonrpc.failure(error, request_id))
-    elif lookup(scope["headers"])(SESSION_HEADER) is not None:
+    elif lookup(scope["headers"])(mcp.SESSION_HEADER) is not None:
         await _reply(send, 404, _session_gone(error, calls))
     else:
         await _reply(send, 200, jsonrpc.failure(error, calls.id if isinstance(calls, RpcCall) else None))

@@ -27,12 +27,13 @@ import h11
 from starlette.requests import ClientDisconnect
 
 from paddock.errors import PaddockError, RequestError, WorkerUnavailable
+from paddock.protocol import mcp
 from paddock.server.app import INTERNAL_HEADER
 from paddock.server.forwarding import CONNECTION_ERRORS, STALLED_SECONDS, WorkerConnections
 from paddock.server.handoff import HANDSHAKE, MAX_NOTE_BYTES, HandOffSender, claim
+from paddock.server.handshake import SESSION_HEADER
 from paddock.server.http import (
     SESSION_COOKIE,
-    SESSION_HEADER,
     cancel_on_disconnect,
     error_response,
     read_body,
@@ -247,7 +248,7 @@ class SiblingWorkers:
 
     async def forwarded(self, scope: Any, receive: Any, send: Any, header: Header) -> bool:
         """Send an HTTP request on to the worker that keeps its session. False if it is ours."""
-        worker = self.owner(header("mcp-session-id") or header(SESSION_HEADER) or session_cookie(header("cookie")))
+        worker = self.owner(header(mcp.SESSION_HEADER) or header(SESSION_HEADER) or session_cookie(header("cookie")))
         if worker is None:
             return False
         try:

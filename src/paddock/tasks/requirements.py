@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from paddock.errors import TaskError
 from paddock.sandbox import BACKENDS, find_backend
+from paddock.sandbox.images.image import DOCKERFILE
 from paddock.tasks.settings import MAIN_SERVICE
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ MISSING_FILES = "missing_files"
 LFS_POINTER = b"version https://git-lfs."
 LARGEST_POINTER = 1024
 IMAGE_NAME = "docker_image"
-DOCKERFILE = "Dockerfile"
 SHOWN_FILES = 5
 STEPS = "steps"
 HINT = "take these parts out of the task"

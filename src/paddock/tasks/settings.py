@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Literal, get_args
 
 from paddock.errors import TaskError
-from paddock.limits import SandboxLimits  # noqa: TC001
+from paddock.limits import BUILD_SECONDS, SandboxLimits
 from paddock.sandbox.images.image import HealthCheck  # noqa: TC001
 from paddock.sandbox.network.policy import NO_NETWORK, REGISTRIES, NetworkPolicy
 
@@ -27,7 +27,6 @@ RewardStrategy = Literal["mean", "final"]
 McpTransport = Literal["stdio", "sse", "streamable-http"]
 MAIN_SERVICE = "main"
 """The service of a compose file in which the agent works. It is the only one here."""
-BUILD_SECONDS = 600.0
 COLLECT_SECONDS = 60.0
 PUBLIC = NetworkPolicy("public")
 REGISTRIES_ONLY = NetworkPolicy("allowlist", (REGISTRIES,))

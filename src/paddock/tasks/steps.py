@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paddock.sandbox.images.image import DOCKERFILE
 from paddock.tasks.settings import AgentSettings, TaskNetwork
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from paddock.tasks.settings import TaskStep, VerifierSettings
     from paddock.tasks.task import Task
 
-DOCKERFILE = "Dockerfile"
 """Among the tests: builds the image of a separate verifier."""
 SETUP_ENTRY = "setup.sh"
 """Among the files of a step: run in the work folder before the agent."""

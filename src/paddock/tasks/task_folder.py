@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from paddock.errors import TaskError
 from paddock.limits import MEBIBYTE, RolloutTimeouts
+from paddock.sandbox.images.image import DOCKERFILE
 from paddock.tasks import task_toml
 from paddock.tasks.ignore_patterns import without_ignored
 from paddock.tasks.requirements import MISSPELLED_TABLES, UNKNOWN_KEYS
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 CONFIG = "task.toml"
 INSTRUCTION = "instruction.md"
 SETUP = "setup.sh"
-DOCKERFILE = "Dockerfile"
 COMPOSE = re.compile(r"(docker-)?compose(\..+)?\.ya?ml")
 IMAGE_VERIFIER_SECONDS = 600.0
 """Harbor's default for the tests."""

@@ -15,12 +15,11 @@ from datetime import date, datetime, time
 from typing import Any, Literal
 
 from paddock.errors import ConfigError, TaskError
-from paddock.limits import GIBIBYTE, MEBIBYTE, SandboxLimits
+from paddock.limits import BUILD_SECONDS, GIBIBYTE, MEBIBYTE, SandboxLimits
 from paddock.sandbox.images.image import HealthCheck
 from paddock.sandbox.network.policy import NetworkMode, NetworkPolicy
 from paddock.tasks.json_values import join_place, read_value
 from paddock.tasks.settings import (
-    BUILD_SECONDS,
     COLLECT_SECONDS,
     Artifact,
     CollectCommand,

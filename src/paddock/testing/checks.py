@@ -60,6 +60,12 @@ class Doubtful(CheckVerdict):
     outcome = "warning"
 
 
+def require(holds: bool, otherwise: object) -> None:
+    """Raise Wrong with the reason `otherwise` if the claim does not hold."""
+    if not holds:
+        raise Wrong(str(otherwise))
+
+
 class Skipped(CheckVerdict):
     """The claim does not apply."""
 

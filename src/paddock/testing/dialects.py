@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from paddock.protocol.sse import DONE, EventReader
-from paddock.testing.checks import Skipped, Suite, Wrong
+from paddock.testing.checks import Skipped, Suite, require
 from paddock.testing.dialect_clients import CLIENTS
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class DialectSubject:
 
     async def models(self) -> list[str]:
         status, answer = await self.get(self.client.models_url(self._url))
-        expect(status == 200, f"the list of models has status {status}")
+        require(status == 200, f"the list of models has status {status}")
         return self.client.read_models(json.loads(answer))
 
     async def send(
@@ -84,13 +84,13 @@ class DialectSubject:
     ) -> tuple[ClientReply, dict[str, Any]]:
         """The reply, and the document that holds it."""
         status, answer = await self.post(self.client.request(conversation, stream=stream, tools=tools))
-        expect(status == 200, f"status {status}: {answer[:200]}")
+        require(status == 200, f"status {status}: {answer[:200]}")
         document = self.client.assemble(events_of(answer)) if stream else json.loads(answer)
         return self.client.read_reply(document), document
 
     async def send_refused(self, request: ClientRequest, *, key: str | None = None) -> tuple[int, dict[str, Any]]:
         status, answer = await self.post(request, key=key)
-        expect(400 <= status < 500, f"status {status}: {answer[:200]}")
+        require(400 <= status < 500, f"status {status}: {answer[:200]}")
         document = json.loads(answer)
         self.client.read_error(document)
         return status, document
@@ -110,10 +110,10 @@ check = DIALECT.check
 @check("answer a plain question with text, a reason to stop and the number of tokens")
 async def text_comes_back(subject: DialectSubject) -> None:
     reply, _ = await subject.send(subject.client.user_turn("hello"))
-    expect(reply.text == "Hello there, ünïcode.", f"the text is {reply.text!r}")
-    expect(reply.reason == "stop", f"the reason to stop is {reply.reason!r}")
-    expect(reply.prompt_tokens > 0 and reply.completion_tokens > 0, "the tokens are not counted")
-    expect(not reply.calls and not reply.thinking, "there is more than text")
+    require(reply.text == "Hello there, ünïcode.", f"the text is {reply.text!r}")
+    require(reply.reason == "stop", f"the reason to stop is {reply.reason!r}")
+    require(reply.prompt_tokens > 0 and reply.completion_tokens > 0, "the tokens are not counted")
+    require(not reply.calls and not reply.thinking, "there is more than text")
 
 
 @check("make documents and streams from the same pieces")
@@ -121,18 +121,18 @@ async def a_stream_equals_a_document(subject: DialectSubject) -> None:
     for prompt in ("hello", "think", "one tool", "many tools"):
         whole, _ = await subject.send(subject.client.user_turn(prompt))
         streamed, _ = await subject.send(subject.client.user_turn(prompt), stream=True)
-        expect(whole == streamed, f"{prompt}: {whole} is streamed as {streamed}")
+        require(whole == streamed, f"{prompt}: {whole} is streamed as {streamed}")
 
 
 @check("return reasoning, and accept it back")
 async def reasoning_is_returned_and_accepted(subject: DialectSubject) -> None:
     conversation = subject.client.user_turn("think")
     reply, document = await subject.send(conversation)
-    expect((reply.thinking, reply.text) == ("Let me see.", "I see."), f"the reply is {reply}")
+    require((reply.thinking, reply.text) == ("Let me see.", "I see."), f"the reply is {reply}")
     later, _ = await subject.send(
         conversation + subject.client.reply_turn(document) + subject.client.user_turn("and now?")
     )
-    expect(later.text == "Again.", f"the next answer is {later.text!r}")
+    require(later.text == "Again.", f"the next answer is {later.text!r}")
 
 
 @check("translate a call, its id and its result")
@@ -140,11 +140,11 @@ async def a_tool_call_works(subject: DialectSubject) -> None:
     for stream in (False, True):
         conversation = subject.client.user_turn("one tool")
         reply, document = await subject.send(conversation, stream=stream)
-        expect(reply.text == "Looking." and reply.reason == "calls", f"the reply is {reply}")
-        expect([call.arguments for call in reply.calls] == [{"command": "ls 'ä'"}], f"the calls are {reply.calls}")
+        require(reply.text == "Looking." and reply.reason == "calls", f"the reply is {reply}")
+        require([call.arguments for call in reply.calls] == [{"command": "ls 'ä'"}], f"the calls are {reply.calls}")
         conversation += subject.client.reply_turn(document) + subject.client.result_turn(reply.calls, ["a.txt"])
         later, _ = await subject.send(conversation, stream=stream)
-        expect((later.text, later.reason) == ("Seen.", "stop"), f"after the result comes {later}")
+        require((later.text, later.reason) == ("Seen.", "stop"), f"after the result comes {later}")
 
 
 @check("keep parallel calls apart and in order")
@@ -153,24 +153,24 @@ async def parallel_tool_calls_work(subject: DialectSubject) -> None:
         conversation = subject.client.user_turn("many tools")
         reply, document = await subject.send(conversation, stream=stream)
         commands = [call.arguments["command"] for call in reply.calls]
-        expect(commands == ["ls", "pwd", "id"], f"the commands are {commands}")
-        expect(len({call.id for call in reply.calls}) == 3, "the calls have no ids of their own")
+        require(commands == ["ls", "pwd", "id"], f"the commands are {commands}")
+        require(len({call.id for call in reply.calls}) == 3, "the calls have no ids of their own")
         conversation += subject.client.reply_turn(document) + subject.client.result_turn(reply.calls, ["1", "2", "3"])
         later, _ = await subject.send(conversation, stream=stream)
-        expect(later.text == "All seen.", f"after the results comes {later.text!r}")
+        require(later.text == "All seen.", f"after the results comes {later.text!r}")
 
 
 @check("accept images of the user and of tools")
 async def images_are_accepted(subject: DialectSubject) -> None:
     reply, _ = await subject.send(subject.client.user_turn("what is this?", IMAGE))
-    expect(reply.text != "", "there is no answer")
+    require(reply.text != "", "there is no answer")
     conversation = subject.client.user_turn("one tool")
     reply, document = await subject.send(conversation)
     conversation += subject.client.reply_turn(document) + subject.client.result_turn(
         reply.calls, ["a picture"], IMAGE
     )
     later, _ = await subject.send(conversation)
-    expect(later.text == "Seen.", f"after the picture comes {later.text!r}")
+    require(later.text == "Seen.", f"after the picture comes {later.text!r}")
 
 
 @check("count the tokens of the prompt that the same request makes")
@@ -181,16 +181,16 @@ async def tokens_are_counted(subject: DialectSubject) -> None:
     except NotImplementedError:
         raise Skipped("this dialect has no way to ask for a number of tokens") from None
     status, answer = await subject.post(count_request)
-    expect(status == 200, f"status {status}: {answer[:200]}")
+    require(status == 200, f"status {status}: {answer[:200]}")
     count = subject.client.read_count(json.loads(answer))
     reply, _ = await subject.send(subject.client.user_turn("hello"))
-    expect(count == reply.prompt_tokens, f"{count} are counted, and {reply.prompt_tokens} used")
+    require(count == reply.prompt_tokens, f"{count} are counted, and {reply.prompt_tokens} used")
 
 
 @check("list the model in the form of the dialect")
 async def the_model_is_listed(subject: DialectSubject) -> None:
     models = await subject.models()
-    expect(models == [SCRIPT["model"]], f"the models are {models}")
+    require(models == [SCRIPT["model"]], f"the models are {models}")
 
 
 @check("refuse what the endpoint refuses, in the form of the dialect")
@@ -198,15 +198,15 @@ async def errors_have_the_form_of_the_dialect(subject: DialectSubject) -> None:
     for stream in (False, True):
         request = subject.request("refuse this", stream=stream)
         status, document = await subject.send_refused(request)
-        expect(status == 422, f"status {status}")
+        require(status == 422, f"status {status}")
         message = subject.client.read_error(document)
-        expect("no such thing" in message, f"the message is {message!r}")
+        require("no such thing" in message, f"the message is {message!r}")
 
 
 @check("report an overflow with the text or code that programs of this dialect look for")
 async def a_context_overflow_is_recognized(subject: DialectSubject) -> None:
     _, document = await subject.send_refused(subject.request(LONG))
-    expect(subject.client.is_overflow(document), f"the error is {document}")
+    require(subject.client.is_overflow(document), f"the error is {document}")
 
 
 @check("refuse a call that forces a tool")
@@ -214,7 +214,7 @@ async def forced_tool_calls_are_refused(subject: DialectSubject) -> None:
     request = subject.request("one tool")
     subject.client.force_tool(request)
     status, _ = await subject.send_refused(request)
-    expect(status == 400, f"status {status}")
+    require(status == 400, f"status {status}")
 
 
 @check("refuse a body that is no request, in the form of the dialect")
@@ -224,7 +224,7 @@ async def an_invalid_body_is_refused(subject: DialectSubject) -> None:
         request.body.clear()
         request.body.update(bad)
         status, _ = await subject.send_refused(request)
-        expect(status == 400, f"status {status}")
+        require(status == 400, f"status {status}")
 
 
 @check("refuse requests without the key")
@@ -232,7 +232,7 @@ async def a_wrong_key_is_refused(subject: DialectSubject) -> None:
     request = subject.request("hello")
     for key in ("", "wrong"):
         status, _ = await subject.send_refused(request, key=key)
-        expect(status == 401, f"status {status}")
+        require(status == 401, f"status {status}")
 
 
 @check("end the program's loop with a plain text when the budget is used up")
@@ -245,13 +245,8 @@ async def an_exhausted_budget_stops_the_program(subject: DialectSubject) -> None
         raise Skipped(f"the proxy has no budget of {CALLS} calls or fewer")
     for stream in (False, True):
         reply, _ = await subject.send(subject.client.user_turn("one tool"), stream=stream)
-        expect("budget" in reply.text.lower(), f"the last word is {reply.text!r}")
-        expect(reply.reason == "stop", f"the reason to stop is {reply.reason!r}")
-
-
-def expect(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise Wrong(otherwise)
+        require("budget" in reply.text.lower(), f"the last word is {reply.text!r}")
+        require(reply.reason == "stop", f"the reason to stop is {reply.reason!r}")
 
 
 def events_of(stream: str) -> list[tuple[str, dict[str, Any]]]:

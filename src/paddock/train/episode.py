@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import orjson
 
-from paddock.client.client import Client
+from paddock.client.client import COMMON_RESET_ARGUMENTS, Client
 from paddock.errors import PaddockError, ToolFailure
 from paddock.loop_thread import LoopThread
 from paddock.rollouts.loop.environment import EnvironmentTools
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from paddock.rollouts.loop.session import ToolResult
 
 EPISODE_OVER = "The episode is over."
-STANDARD_ARGUMENTS = frozenset(("seed", "episode_id"))
 
 
 @dataclass(slots=True)
@@ -40,7 +39,7 @@ class EnvironmentHandle:
     thread: LoopThread = field(default_factory=lambda: LoopThread("paddock-trainer"))
     name: str = "Environment"
     tools: list[ToolInfo] = field(default_factory=list)
-    reset_arguments: frozenset[str] = STANDARD_ARGUMENTS
+    reset_arguments: frozenset[str] = COMMON_RESET_ARGUMENTS
     _clients: WeakSet[Client[Any]] = field(default_factory=WeakSet)
 
     def __post_init__(self) -> None:

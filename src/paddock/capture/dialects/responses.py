@@ -24,6 +24,7 @@ from paddock.capture.dialects.chat_builder import (
     text_part,
 )
 from paddock.capture.errors import BadRequest
+from paddock.capture.roles import SYSTEM_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -196,7 +197,7 @@ def read_message(builder: ChatBuilder, item: dict[str, Any], notes: list[str]) -
         for part in parts:
             if part["type"] == "text":
                 builder.add_text(part["text"])
-    elif role in ("system", "developer"):
+    elif role in SYSTEM_ROLES:
         builder.add_system("\n".join(part["text"] for part in parts if part["type"] == "text"))
     elif role == "user":
         builder.add_user(parts)

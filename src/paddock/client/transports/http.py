@@ -27,6 +27,7 @@ from paddock.errors import (
     from_wire,
 )
 from paddock.net import HttpConnection
+from paddock.protocol import mcp
 from paddock.protocol.codec import encode
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class HttpTransport:
         return orjson.loads(answer)
 
     def _session_headers(self, path: str, session: str, number: int) -> dict[str, str]:
-        name = "mcp-session-id" if path == "/mcp" else "session-id"
+        name = mcp.SESSION_HEADER if path == "/mcp" else "session-id"
         return {name: session, "request-number": str(number)}
 
     async def _deliver(
@@ -242,4 +243,4 @@ def _close_abandoned(base: str, headers: dict[str, str], session: str) -> None:
 async def close_session(base: str, headers: dict[str, str], session: str, timeout: float | None) -> None:
     """End a session on its server. Raises ConnectFailed, or what the server reports."""
     call = {"jsonrpc": "2.0", "id": 0, "method": "openenv/session/close", "params": {"session_id": session}}
-    await post_json(f"{base}/mcp", {**headers, "mcp-session-id": session}, call, timeout)
+    await post_json(f"{base}/mcp", {**headers, mcp.SESSION_HEADER: session}, call, timeout)

@@ -10,6 +10,8 @@ import copy
 import json
 from typing import Any
 
+from paddock.capture.roles import SYSTEM_ROLES
+
 SNIPPET_CHARS = 200
 MAX_MATCHING_MESSAGES = 10
 MAX_MATCHING_LINES = 20
@@ -138,7 +140,7 @@ class ContextManager:
         roles = [message.get("role") for message in chat_history]
         turn_starts = [index for index, role in enumerate(roles) if role == "assistant"]
         cut = turn_starts[-keep] if len(turn_starts) > keep else 0
-        kept_indexes = {index for index, role in enumerate(roles) if index >= cut or role in ("system", "developer")}
+        kept_indexes = {index for index, role in enumerate(roles) if index >= cut or role in SYSTEM_ROLES}
         if "user" in roles:
             kept_indexes.add(roles.index("user"))
         remaining = [message for index, message in enumerate(chat_history) if index in kept_indexes]

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from paddock.child_process import KILL_SECONDS, LOG_TAIL_BYTES, ChildProcess
+from paddock.child_process import LOG_TAIL_BYTES, ChildProcess
 from paddock.errors import PaddockError
+from paddock.processes import KILL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+DOCKERFILE = "Dockerfile"
 ROOT = PurePosixPath("/")
 
 

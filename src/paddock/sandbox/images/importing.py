@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 from paddock.config import PADDOCK_IMAGE_LAYER_LIMIT
 from paddock.errors import ImageError
+from paddock.sandbox.image_root import DEFAULT_PATH
 from paddock.sandbox.images.image import ImageConfig
 from paddock.sandbox.images.layer_pack import pack_layer
 from paddock.sandbox.images.layer_stream import UnpackLimits
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from paddock.sandbox.images.layer_unpack import UnpackResult
 
 UNPACK_SECONDS = 3600.0
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ROOT_CONFIG = ImageConfig(env={"PATH": DEFAULT_PATH}, cmd=("/bin/sh",))
 """Of a plain root, which says nothing about itself."""
 

@@ -15,9 +15,10 @@ from contextlib import suppress
 from typing import Any
 
 from paddock.errors import ImageError
+from paddock.limits import GIBIBYTE
 from paddock.sandbox.images.layer_merge import merge_layers
 from paddock.sandbox.images.layer_pack import pack_layer
-from paddock.sandbox.images.layer_stream import GIBIBYTE, UnpackLimits
+from paddock.sandbox.images.layer_stream import UnpackLimits
 from paddock.sandbox.images.layer_unpack import unpack_layer
 
 with suppress(ImportError):

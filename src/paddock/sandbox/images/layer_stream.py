@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
 from paddock.errors import ImageError
+from paddock.limits import GIBIBYTE
 
 if TYPE_CHECKING:
     from paddock.sandbox.images.tar_reader import ByteSource
 
 CHUNK_BYTES = 1 << 18
-GIBIBYTE = 1 << 30
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2"}
 MAGIC_BYTES = 6
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from paddock.sandbox.images.image import DOCKERFILE
 from paddock.sandbox.images.resolve import get_image
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from paddock.sandbox.images.image import Image
     from paddock.sandbox.network.policy import NetworkPolicy
 
-DOCKERFILE = "Dockerfile"
 CONTEXT_MODE = 0o755
 
 

@@ -12,13 +12,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from paddock.errors import PaddockError
-from paddock.protocol import jsonrpc
+from paddock.protocol import jsonrpc, mcp
 from paddock.protocol.jsonrpc import RpcCall
 from paddock.server.access import check_access, lookup
 from paddock.server.handshake import LEASE_HEADER
 from paddock.server.http import REQUEST_NUMBER_HEADER
 from paddock.server.http_protocol import LimitedProtocol
-from paddock.server.mcp import SESSION_HEADER, HttpCaller, speaks_known_version
+from paddock.server.mcp import HttpCaller, speaks_known_version
 from paddock.server.rpc import encode_response, respond_inline
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def answer_inline(service: Service, header: Header, body: bytes) -> bytes | None
         return None
     if not speaks_known_version(header):
         return None
-    token = header(SESSION_HEADER)
+    token = header(mcp.SESSION_HEADER)
     try:
         check_access(service.config.access, header)
         call = jsonrpc.parse(body)

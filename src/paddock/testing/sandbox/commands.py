@@ -11,13 +11,13 @@ from time import perf_counter
 
 from paddock.limits import MEBIBYTE
 from paddock.sandbox.base import Command
+from paddock.testing.checks import require
 from paddock.testing.sandbox.subject import (
     COMMAND_SECONDS,
     IMMEDIATE_SECONDS,
     SPEC,
     SandboxSubject,
     check,
-    require,
     run,
 )
 

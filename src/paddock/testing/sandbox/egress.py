@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from paddock.sandbox.base import Command
 from paddock.sandbox.network.policy import NO_NETWORK, NetworkPolicy
+from paddock.testing.checks import require
 from paddock.testing.sandbox.commands import it_runs_a_command
-from paddock.testing.sandbox.subject import COMMAND_SECONDS, SandboxSubject, check, require, require_isolation
+from paddock.testing.sandbox.subject import COMMAND_SECONDS, SandboxSubject, check, require_isolation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

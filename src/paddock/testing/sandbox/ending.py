@@ -7,6 +7,7 @@ import shlex
 
 from paddock.limits import MEBIBYTE
 from paddock.sandbox.base import Command
+from paddock.testing.checks import require
 from paddock.testing.sandbox.commands import it_runs_a_command
 from paddock.testing.sandbox.files import folders_are_listed
 from paddock.testing.sandbox.subject import (
@@ -17,7 +18,6 @@ from paddock.testing.sandbox.subject import (
     accept,
     check,
     refuses,
-    require,
     run,
 )
 

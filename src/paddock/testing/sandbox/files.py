@@ -8,7 +8,7 @@ import tarfile
 from paddock.errors import SandboxError
 from paddock.limits import MEBIBYTE
 from paddock.sandbox.guest.entry import Entry
-from paddock.testing.checks import Wrong
+from paddock.testing.checks import Wrong, require
 from paddock.testing.sandbox.commands import it_runs_a_command
 from paddock.testing.sandbox.subject import (
     SandboxSubject,
@@ -16,7 +16,6 @@ from paddock.testing.sandbox.subject import (
     check,
     names_in,
     refuses,
-    require,
 )
 
 

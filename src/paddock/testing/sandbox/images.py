@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paddock.sandbox.base import Command
-from paddock.testing.checks import Skipped
+from paddock.testing.checks import Skipped, require
 from paddock.testing.sandbox.commands import it_runs_a_command
-from paddock.testing.sandbox.subject import SPEC, SandboxSubject, check, refuses, require, run
+from paddock.testing.sandbox.subject import SPEC, SandboxSubject, check, refuses, run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

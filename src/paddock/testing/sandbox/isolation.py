@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from paddock.limits import MEBIBYTE
 from paddock.sandbox.base import Command, Mount
+from paddock.testing.checks import require
 from paddock.testing.sandbox.commands import it_runs_a_command
 from paddock.testing.sandbox.subject import (
     COMMAND_SECONDS,
@@ -19,7 +20,6 @@ from paddock.testing.sandbox.subject import (
     check,
     make_file,
     refuses,
-    require,
     require_isolation,
     run,
 )

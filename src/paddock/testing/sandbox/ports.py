@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from paddock.sandbox.base import Command
-from paddock.testing.checks import Wrong
+from paddock.testing.checks import Wrong, require
 from paddock.testing.sandbox.commands import it_runs_a_command
 from paddock.testing.sandbox.subject import (
     COMMAND_SECONDS,
@@ -13,7 +13,6 @@ from paddock.testing.sandbox.subject import (
     SandboxSubject,
     check,
     greet,
-    require,
 )
 
 SERVE = """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paddock.errors import SandboxError
 from paddock.limits import MEBIBYTE, SandboxLimits
 from paddock.sandbox.base import Command, Completed, Sandbox, SandboxSpec
-from paddock.testing.checks import Skipped, Suite, Wrong
+from paddock.testing.checks import Skipped, Suite, Wrong, require
 
 if TYPE_CHECKING:
     import socket
@@ -113,11 +113,6 @@ async def refuses(attempt: Awaitable[object], otherwise: str) -> None:
     except SandboxError:
         return
     raise Wrong(otherwise)
-
-
-def require(holds: bool, otherwise: object) -> None:
-    if not holds:
-        raise Wrong(str(otherwise))
 
 
 def require_isolation(subject: SandboxSubject) -> None:

@@ -28,9 +28,9 @@ import orjson
 import paddock
 from paddock.errors import VerifierError
 from paddock.fleet.instance.verifier import EXIT_NOT_RUN, RUN_HEADER
+from paddock.limits import MEBIBYTE
 
 MIN_SECONDS, MAX_SECONDS = 1.0, 300.0
-MEBIBYTE = 1024 * 1024
 MAX_STDOUT_BYTES = MEBIBYTE
 MAX_ANSWER_BYTES = 16 * MEBIBYTE
 READ_BYTES = 65536
