@@ -39,3 +39,12 @@ def test_a_program_of_the_host_is_mounted_read_only_with_its_folder(tmp_path: Pa
     assert (record.outcome, record.reward) == (Outcome.OK, 1.0)
     assert "/opt/agent/agent.sh two words" in record.agent_log
     assert (folder / "helper.txt").read_text() == "42"
+
+
+def test_a_script_after_its_interpreter_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text("")
+    agent = CommandAgent("python3 -I ./agent.py ./missing.txt")
+    assert agent.words == ["python3", "-I", "/opt/agent/agent.py", "./missing.txt"]
+    assert agent.host_file == tmp_path / "agent.py"
+    assert CommandAgent(f"cat {tmp_path / 'agent.py'}").host_file is None

@@ -2,7 +2,8 @@
 
 The program runs in the work folder. It gets the instruction on standard input and in the file that
 `PADDOCK_INSTRUCTION_FILE` names, and the model in `OPENAI_BASE_URL` (and `OPENAI_API_BASE`), `OPENAI_API_KEY` and
-`PADDOCK_MODEL`. If the first word is a file on the host, its folder is mounted read-only as `/opt/agent`.
+`PADDOCK_MODEL`. If the first word is a file on the host, its folder is mounted read-only as `/opt/agent`. After an
+interpreter (`python3 -I ./agent.py`), so is the first word that begins with `./` or `../`.
 """
 
 from __future__ import annotations
@@ -46,9 +47,14 @@ class CommandAgent(Agent):
             raise ConfigError(f"agent 'command:{line}' cannot be read: {error}", hint="close its quotes") from error
         if not self.words:
             raise ConfigError("agent 'command' needs a program", hint="write --agent 'command:./agent.py --fast'")
-        self.host_file = find_host_file(self.words[0])
-        if self.host_file is not None:
-            self.words[0] = str(FOLDER / self.host_file.name)
+        self.host_file: Path | None = None
+        for position, word in enumerate(self.words):
+            is_program = position == 0
+            if is_program or word.startswith(("./", "../")):
+                self.host_file = find_host_file(word, is_program=is_program)
+            if self.host_file is not None:
+                self.words[position] = str(FOLDER / self.host_file.name)
+                break
 
     @classmethod
     def from_spec(cls, argument: str, driver: str) -> Self:
@@ -104,11 +110,13 @@ class CommandRun(AgentRun):
         return self._job.tail(count)
 
 
-def find_host_file(word: str) -> Path | None:
-    """The file on the host that a path names; None for a bare name, which is looked up inside the sandbox."""
+def find_host_file(word: str, *, is_program: bool) -> Path | None:
+    """The file on the host that a path names; None for a bare name, which is looked up inside the sandbox.
+
+    Raises ConfigError for a program that cannot be executed."""
     path = Path(word)
     if "/" not in word or not path.is_file() or path.is_relative_to("/usr") or path.is_relative_to("/bin"):
         return None
-    if not os.access(path, os.X_OK):
+    if is_program and not os.access(path, os.X_OK):
         raise ConfigError(f"{word} cannot be executed", hint=f"chmod +x {word}, or name its interpreter first")
     return path.resolve()
