@@ -9,6 +9,10 @@ A comment on the line before a block says what its language does not:
     <!-- test: file=tests/test.sh -->          a file that the page shows: it is written, not run
     <!-- test: continues -->                   Python that goes on with the block before
     <!-- test: setup=connected -->             Python that uses the names of tests/docs/setups/connected.py
+
+and a comment anywhere is a command that readers do not see, such as a server that the next block needs:
+
+    <!-- run: paddock serve counter -->
 """
 
 import re
@@ -22,7 +26,7 @@ from typing import Any
 from scripts.docs import REPOSITORY, find_pages
 
 RUN, FILE, LOADED, SKIPPED, TEXT = "run", "file", "loaded", "skipped", "text"
-LANGUAGES = {"python": RUN, "sh": RUN, "json": LOADED, "toml": LOADED, "text": TEXT}
+LANGUAGES = {"python": RUN, "sh": RUN, "json": LOADED, "toml": LOADED, "yaml": LOADED, "text": TEXT}
 """What happens to a block without a comment."""
 REASONS = (
     "installs packages",
@@ -35,6 +39,8 @@ REASONS = (
 """Why a block may be left out. Its commands are still parsed, and what it imports is still looked up."""
 FENCE = re.compile(r"( *)```(\S*)\s*")
 COMMENT = re.compile(r" *<!-- test: (.+) -->\s*")
+HIDDEN = re.compile(r" *<!-- run: (.+) -->\s*")
+INSTALLS = re.compile(r"^(?:python3? -m )?(?:pip|uv|apt|apt-get|npm|make) ", re.MULTILINE)
 FILE_NAME = re.compile(r"# (\S+\.py)\n")
 
 
@@ -50,6 +56,7 @@ class Block:
     setup: str | None = None
     end_to_end: bool = False
     continues: bool = False
+    hidden: bool = False
 
     @property
     def use(self) -> str:
@@ -69,7 +76,9 @@ def read_blocks(page: Path) -> Iterator[Block]:
     lines = REPOSITORY.joinpath(page).read_text().splitlines(keepends=True)
     start = 0
     while start < len(lines):
-        fence = FENCE.fullmatch(lines[start])
+        fence, hidden = FENCE.fullmatch(lines[start]), HIDDEN.fullmatch(lines[start])
+        if hidden:
+            yield Block(page, start + 1, "sh", f"{hidden[1]}\n", hidden=True)
         if fence is None:
             start += 1
             continue
@@ -90,6 +99,10 @@ def make_block(page: Path, line: int, language: str, text: str, comment: str) ->
         if reason not in REASONS:
             raise ValueError(f"{page}:{line}: {reason!r} is none of the reasons in scripts/docs/blocks.py")
         return Block(page, line, language, text, skip=reason)
+    if language == "sh" and INSTALLS.search(text):
+        raise ValueError(
+            f"{page}:{line}: what installs something must have the comment `test: skip, installs packages`"
+        )
     named = FILE_NAME.match(text) if language == "python" else None
     options: dict[str, Any] = {"file": named[1]} if named else {}
     for word in words:
@@ -104,7 +117,7 @@ def make_block(page: Path, line: int, language: str, text: str, comment: str) ->
 
 
 def main() -> int:
-    blocks = [block for block in find_blocks() if block.use != TEXT]
+    blocks = [block for block in find_blocks() if block.use != TEXT and not block.hidden]
     uses = Counter(block.use for block in blocks)
     checked = len(blocks) - uses[SKIPPED]
     print(f"{checked} of {len(blocks)} code blocks are run or loaded by a test")
