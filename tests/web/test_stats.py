@@ -6,15 +6,15 @@ import pytest
 
 from paddock.rollouts.batch import BatchGroup
 from paddock.store.record import RolloutRecord
-from paddock.store.search import TaskTotals
+from paddock.store.reward_sums import RewardSums
 from paddock.web.stats import confidence, pass_at, wilson
 
 
-def figures(*rewards: float) -> TaskTotals:
+def sums(*rewards: float) -> RewardSums:
     binary = sum(reward in (0, 1) for reward in rewards)
     passed = sum(reward >= 1 for reward in rewards)
     squares = sum(reward * reward for reward in rewards)
-    return TaskTotals("t", {"ok": len(rewards)}, len(rewards), passed, binary, sum(rewards), squares, 0, 0, 0.0, 0)
+    return RewardSums(len(rewards), len(rewards), passed, binary, sum(rewards), squares)
 
 
 @pytest.mark.parametrize("passed", range(9))
@@ -42,12 +42,12 @@ def test_rewards_between_have_a_normal_interval() -> None:
     rewards = [0.2, 0.4, 0.9, 0.5]
     mean = sum(rewards) / 4
     spread = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / 3 / 4)
-    assert confidence([figures(*rewards)]) == pytest.approx(
+    assert confidence(sums(*rewards)) == pytest.approx(
         [mean - 1.95996 * spread, mean + 1.95996 * spread], abs=1e-4
     )
 
 
 def test_no_interval_without_samples() -> None:
-    assert confidence([figures()]) is None
-    assert confidence([figures(0.5)]) is None
-    assert confidence([figures(1.0)]) == pytest.approx(wilson(1.0, 1))
+    assert confidence(sums()) is None
+    assert confidence(sums(0.5)) is None
+    assert confidence(sums(1.0)) == pytest.approx(wilson(1.0, 1))

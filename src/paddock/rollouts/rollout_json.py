@@ -36,6 +36,7 @@ SUMMARY = (
     "verifier",
     "batch_id",
     "member",
+    "weight_version",
     "attempt",
     "exit_code",
     "test_exit_code",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from paddock.errors import StoreError
 from paddock.sqlite import read_pragma
-from paddock.store import blobs, recovery, snapshots, tree
+from paddock.store import blobs, recovery, snapshots, transcripts, tree
 
 if TYPE_CHECKING:
     import sqlite3
@@ -172,6 +172,7 @@ def _next_to_prune(
 
 def _delete(connection: sqlite3.Connection, key: int, rollout_id: str) -> int:
     recovery.delete_ended_sandboxes(connection, rollout_id)
+    transcripts.delete(connection, key)
     if tree.is_needed(connection, key):
         return tree.retire(connection, key, rollout_id)
     deleted = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paddock.sqlite import Migration, Schema
-from paddock.store import search, snapshots
+from paddock.store import calls, search, snapshots, tags, transcripts
 from paddock.store.packing import decode, decompress
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ _CALL_COLUMNS = {
     "brief": "BLOB",
 }
 """Since version 2. NULL in older rows, whose head holds the texts and the alternatives."""
+
+_WEIGHT_VERSION = 2 + calls.SUMMARY_FIELDS.index("weight_version")
+"""Where the brief of a call has its weight version."""
 
 # Of rollouts that replay another one. `parent` is its id, and `at` the index of the first call of their own. `source`
 # is the key of the parent if rows of it are referred to, here or in `sequences.base`; see `replayed` and `tree`.
@@ -125,6 +128,8 @@ TABLES = (
     "CREATE INDEX sandboxes_of_rollout ON sandboxes (rollout_id)",
     *search.TABLES,
     *snapshots.TABLES,
+    *tags.TABLES,
+    *transcripts.TABLES,
 )
 
 
@@ -135,13 +140,11 @@ def _add_call_columns_and_figures(connection: sqlite3.Connection) -> None:
             connection.execute(f"ALTER TABLE calls ADD COLUMN {name} {kind}")
     for statement in search.TABLES:
         connection.execute(statement)
-    search.rebuild(connection)
 
 
 def _emulate_call_columns_and_figures(connection: sqlite3.Connection) -> None:
     missing = ", ".join(f"NULL AS {name}" for name in _CALL_COLUMNS)
     connection.execute(f"CREATE TEMP VIEW calls AS SELECT rowid, *, {missing} FROM main.calls")
-    connection.execute(search.TEMPORARY_TABLE)
 
 
 def _list_by_search_index(connection: sqlite3.Connection) -> None:
@@ -169,6 +172,23 @@ def _emulate_forks(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TEMP TABLE forks (rollout, parent, at, source, replayed)")
 
 
+def _add_tags_and_transcripts(connection: sqlite3.Connection) -> None:
+    """Transcripts are indexed later, some at a time: see `transcripts.add_pending`."""
+    connection.execute("DROP TABLE figures")
+    for statement in (*search.TABLES, *tags.TABLES, *transcripts.TABLES):
+        connection.execute(statement)
+    search.rebuild(connection)
+    for key, brief in connection.execute("SELECT rollout, brief FROM calls WHERE position = 0").fetchall():
+        version = None if brief is None else decode(brief)[_WEIGHT_VERSION]
+        if version is not None:
+            connection.execute("UPDATE figures SET weights = ? WHERE rollout = ?", (version, key))
+
+
+def _emulate_tags_and_transcripts(connection: sqlite3.Connection) -> None:
+    for statement in (search.TEMPORARY_TABLE, tags.TEMPORARY_TABLE, *transcripts.TEMPORARY_TABLES):
+        connection.execute(statement)
+
+
 SCHEMA = Schema(
     tables=TABLES,
     migrations=(
@@ -186,6 +206,8 @@ SCHEMA = Schema(
         Migration(_add_forks, _emulate_forks),
         # 8: calls say how their prompt ids were made in token mode. The tables are the same.
         Migration(),
+        # 9: rollouts have tags, and their transcripts are searched. Figures have members, weight versions and causes.
+        Migration(_add_tags_and_transcripts, _emulate_tags_and_transcripts),
     ),
     application_id=0x5061646B,
     hint="choose another folder with PADDOCK_STORE",

@@ -7,14 +7,17 @@ asks for what is above the number that it saw last. Records are not read here.
 
 from __future__ import annotations
 
-import math
+import re
 from array import array
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from paddock.sqlite import read_pragma
+from paddock.store import tags
 from paddock.store.packing import decode, decompress
+from paddock.store.reward_sums import SUMS, RewardSums
+from paddock.store.text_query import MATCHING, match_expression
 
 if TYPE_CHECKING:
     import sqlite3
@@ -38,6 +41,7 @@ MAX_TASKS = 500
 REWARDS_PER_TASK = 40
 LATEST_ROLLOUTS = 20_000
 MAX_ERROR_CHARACTERS = 300
+MAX_CAUSE_CHARACTERS = 200
 
 # -- the index ------------------------------------------------------------------------------------
 
@@ -49,7 +53,10 @@ _COLUMNS = """
     agent TEXT NOT NULL,
     model TEXT NOT NULL,
     batch_id TEXT NOT NULL,
+    member INTEGER NOT NULL,
+    weights TEXT NOT NULL,
     outcome TEXT NOT NULL,
+    cause TEXT NOT NULL,
     started_at REAL NOT NULL,
     wall REAL,
     reward REAL,
@@ -60,6 +67,8 @@ _COLUMNS = """
     words TEXT NOT NULL
 """
 _NAMES = tuple(line.split()[0] for line in _COLUMNS.strip().splitlines())
+_VARIABLE_PART = re.compile(r"0x[0-9a-f]+|\b(?=[a-z]*[0-9])[0-9a-z]{8,}\b|\d+(?:[.,]\d+)*", re.IGNORECASE)
+"""A part of an error that differs from rollout to rollout: an id, an address, a number."""
 _SEARCHED_TEXTS = ("rollout_id", "task_id", "model", "agent", "batch_id", "error")
 
 IN_TIME = (
@@ -111,6 +120,11 @@ def changed_since(connection: sqlite3.Connection, change: int, limit: int) -> li
     return list(rows)
 
 
+def touch(connection: sqlite3.Connection, rollout: int) -> None:
+    """Count a change of something that is kept elsewhere, such as tags."""
+    connection.execute("UPDATE figures SET changed = ? WHERE rollout = ?", (latest_change(connection) + 1, rollout))
+
+
 def rebuild(connection: sqlite3.Connection) -> None:
     """Fill the index from the records."""
     connection.execute("DELETE FROM figures")
@@ -144,7 +158,10 @@ def _row(values: Mapping[str, Any]) -> tuple[Any, ...]:
         values["agent"],
         values["model"],
         values["batch_id"] or "",
+        values["member"],
+        values.get("weight_version") or "",
         str(values["outcome"] or RUNNING),
+        cause_of(values["outcome"], values["error"]),
         values["started_at"],
         None if finished is None else finished - values["started_at"],
         values["reward"],
@@ -154,6 +171,13 @@ def _row(values: Mapping[str, Any]) -> tuple[Any, ...]:
         values["prompt_tokens"] + values["completion_tokens"],
         words.lower(),
     )
+
+
+def cause_of(outcome: str | None, error: str | None) -> str:
+    """The error of a rollout that broke, without what differs between rollouts: the same cause has one text."""
+    if outcome in (None, "ok") or not error:
+        return ""
+    return " ".join(_VARIABLE_PART.sub("…", error[: 2 * MAX_CAUSE_CHARACTERS]).split())[:MAX_CAUSE_CHARACTERS]
 
 
 # -- queries --------------------------------------------------------------------------------------
@@ -174,8 +198,13 @@ class Search:
     until: float | None = None
     """Both in seconds since the epoch, by when a rollout began."""
     words: str | None = None
-    """All of them, anywhere in id, task, model, agent, batch or error."""
+    """All of them, anywhere in id, task, model, agent, batch or error, or all of them in the transcript."""
     running: bool | None = None
+    weights: str | None = None
+    """The weight version that it began with."""
+    cause: str | None = None
+    """See `cause_of`."""
+    tag: str | None = None
 
     @classmethod
     def of(
@@ -187,11 +216,12 @@ class Search:
         batch_id: str | None = None,
         finished: bool | None = None,
         since: float | None = None,
+        tag: str | None = None,
     ) -> Search:
         """A search by the names of a record."""
         outcomes = () if outcome is None else (str(outcome),)
         running = None if finished is None else not finished
-        return cls(task_id, agent, model, batch_id, outcomes, since=since, running=running)
+        return cls(task_id, agent, model, batch_id, outcomes, since=since, running=running, tag=tag)
 
     def where(self, *, in_order: bool = False) -> tuple[str, list[Any]]:
         """The WHERE clause and its values. With `in_order`, the index of agents and models is not used: they have few
@@ -209,9 +239,13 @@ class Search:
             (f"{scan}agent", self.agent),
             (f"{scan}model", self.model),
             ("batch_id", self.batch),
+            ("weights", self.weights),
+            ("cause", self.cause),
         ):
             if value is not None:
                 add(f"{column} = ?", value)
+        if self.tag is not None:
+            add("rollout IN (SELECT rollout FROM tags WHERE tag = ?)", self.tag)
         if self.outcomes:
             add(f"outcome IN ({', '.join('?' * len(self.outcomes))})", *self.outcomes)
         if self.running is not None:
@@ -224,8 +258,13 @@ class Search:
         ):
             if number is not None:
                 add(condition, number)
-        for word in (self.words or "").lower().split()[:MAX_WORDS]:
-            add("instr(words, ?) > 0", word)
+        if words := (self.words or "").lower().split()[:MAX_WORDS]:
+            named = " AND ".join(["instr(words, ?) > 0"] * len(words))
+            expression = match_expression(self.words or "")
+            if expression is None:
+                add(named, *words)
+            else:
+                add(f"({named} OR rollout IN ({MATCHING}))", *words, expression)
         return (f"WHERE {' AND '.join(conditions)}" if conditions else ""), values
 
 
@@ -235,12 +274,7 @@ class TaskTotals:
 
     task_id: str
     outcomes: dict[str, int]
-    scored: int
-    passed: int
-    binary: int
-    """Rewards that are 0 or 1."""
-    reward_sum: float
-    reward_squares: float
+    rewards: RewardSums
     prompt_tokens: int
     completion_tokens: int
     wall_sum: float
@@ -249,16 +283,6 @@ class TaskTotals:
     @property
     def count(self) -> int:
         return sum(self.outcomes.values())
-
-
-@dataclass(frozen=True, slots=True)
-class TimeBucket:
-    """The rewards of the rollouts that began in one interval."""
-
-    at: float
-    total: float
-    scored: int
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +341,13 @@ def facets(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any]]]:
     ):
         for counter, name in zip(kinds.values(), names, strict=True):
             counter[name] += number
-    counts = {"tasks": _count_by(connection, "task_id"), **kinds, "batches": _count_by(connection, "batch_id")}
+    counts = {
+        "tasks": _count_by(connection, "task_id"),
+        **kinds,
+        "batches": _count_by(connection, "batch_id"),
+        "weights": _count_by(connection, "weights"),
+        "tags": tags.counts(connection),
+    }
     return {
         name: [
             {"name": value, "count": number}
@@ -336,21 +366,18 @@ def by_task(connection: sqlite3.Connection, search: Search) -> list[TaskTotals]:
     """Sums for each task, those with the most rollouts first."""
     where, values = search.where()
     rows = connection.execute(
-        "SELECT task_id, outcome, count(*), count(reward), count(CASE WHEN reward >= 1 THEN 1 END),"
-        " count(CASE WHEN reward IN (0, 1) THEN 1 END),"
-        " total(reward), total(reward * reward), sum(prompt_tokens), sum(completion_tokens), total(wall), count(wall)"
-        f" FROM figures {where} GROUP BY task_id, outcome",
+        "SELECT task_id, outcome, sum(prompt_tokens), sum(completion_tokens), total(wall), count(wall),"
+        f" {SUMS} FROM figures {where} GROUP BY task_id, outcome",
         values,
     )
-    tasks: dict[str, list[Any]] = {}
-    for task, outcome, number, *sums in rows:
-        totals = tasks.setdefault(task, [{}, *[0] * len(sums)])
-        totals[0][outcome] = number
-        totals[1:] = [before + new for before, new in zip(totals[1:], sums, strict=True)]
-    result = [
-        TaskTotals(task, outcomes, int(scored), int(passed), int(binary), total, squares, prompt, completion, wall, n)
-        for task, (outcomes, scored, passed, binary, total, squares, prompt, completion, wall, n) in tasks.items()
-    ]
+    tasks: dict[str, tuple[dict[str, int], list[Any], RewardSums]] = {}
+    for task, outcome, prompt, completion, wall, walls, *sums in rows:
+        outcomes, totals, rewards = tasks.setdefault(task, ({}, [0] * 4, RewardSums()))
+        added = RewardSums(*sums)
+        outcomes[outcome] = added.count
+        rewards.add(added)
+        totals[:] = [before + new for before, new in zip(totals, (prompt, completion, wall, walls), strict=True)]
+    result = [TaskTotals(task, outcomes, rewards, *totals) for task, (outcomes, totals, rewards) in tasks.items()]
     return sorted(result, key=lambda each: (-each.count, each.task_id))
 
 
@@ -374,30 +401,6 @@ def wall_quantiles(
         return float(row.fetchone()[0])
 
     return [quantile(fraction) if number else None for fraction in fractions]
-
-
-def over_time(connection: sqlite3.Connection, search: Search, buckets: int) -> list[TimeBucket]:
-    """Rewards by when rollouts began, in at most so many intervals of the same length; empty ones are left out."""
-    where, values = search.where()
-    first, last = connection.execute(
-        f"SELECT min(started_at), max(started_at) FROM figures {where}", values
-    ).fetchone()
-    if first is None:
-        return []
-    width = (last - first) / buckets or 1.0
-    # One query per interval: each reads a range of the index, and nothing has to be sorted.
-    sums = (
-        f"SELECT total(reward), count(reward), count(*) FROM figures {where} {'AND' if where else 'WHERE'}"
-        " started_at >= ? AND started_at < ?"
-    )
-    totals = []
-    for bucket in range(buckets):
-        at = first + bucket * width
-        until = math.inf if bucket == buckets - 1 else first + (bucket + 1) * width
-        total, scored, number = connection.execute(sums, (*values, at, until)).fetchone()
-        if number:
-            totals.append(TimeBucket(at, total, scored, number))
-    return totals
 
 
 def latest_rewards(connection: sqlite3.Connection, search: Search) -> dict[str, list[float]]:

@@ -17,7 +17,20 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from paddock.config import PADDOCK_STORE, user_data_folder
 from paddock.errors import StoreError
 from paddock.sqlite import Database, WorkerThread, read_pragma
-from paddock.store import blobs, calls, events, recovery, retention, rows, search, sequences, snapshots, tree
+from paddock.store import (
+    blobs,
+    calls,
+    events,
+    recovery,
+    retention,
+    rows,
+    search,
+    sequences,
+    snapshots,
+    tags,
+    transcripts,
+    tree,
+)
 from paddock.store.aborts import Aborts
 from paddock.store.recovery import Owner
 from paddock.store.retention import Reserve
@@ -29,7 +42,7 @@ from paddock.store.sequences import LruCache, WriteCache
 if TYPE_CHECKING:
     import builtins
     import sqlite3
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from paddock.capture.trace import Call, Event
     from paddock.store.outcome import Outcome
@@ -137,10 +150,13 @@ class Store:
         On a full disk the reserve is released for it; if that is not enough, the logs are left out and named in
         `metadata["dropped_for_space"]`."""
         try:
-            return self._finish(record)
+            is_first = self._finish(record)
         except StoreError as error:
             if not error.data.get("full"):
                 raise
+        else:
+            self._index_transcript(record.rollout_id)
+            return is_first
         if self._reserve.release():
             try:
                 return self._finish(record)
@@ -171,6 +187,21 @@ class Store:
             self._write_caches.pop(key, None)
         return is_first
 
+    def _index_transcript(self, rollout_id: str) -> None:
+        """Make the text of a rollout searchable. If that fails, `index_transcripts` tries again."""
+        try:
+            with self._database.read() as connection:
+                key = rows.key_of(connection, rollout_id)
+            if key is not None:
+                transcripts.add(self._database, [key])
+        except StoreError as error:
+            logger.warning("rollout %s cannot be searched yet: %s", rollout_id, error)
+
+    def index_transcripts(self) -> int:
+        """Make some finished rollouts searchable that are not: those of an older store, or of a process that died.
+        Returns how many it were; 0 once all are."""
+        return transcripts.add_pending(self._database)
+
     def get(self, rollout_id: str) -> RolloutRecord | None:
         """The whole record. The first characters of an id are enough, four at least, if no other has them.
 
@@ -189,6 +220,7 @@ class Store:
         batch_id: str | None = None,
         finished: bool | None = None,
         since: float | None = None,
+        tag: str | None = None,
         limit: int | None = None,
         offset: int = 0,
         newest_first: bool = True,
@@ -199,7 +231,7 @@ class Store:
         """
         if offset < 0 or (limit is not None and limit < 0):
             raise StoreError(f"limit is {limit}, offset is {offset}", hint="give 0 or more; None lists all")
-        matching = Search.of(task_id, agent, model, outcome, batch_id, finished, since)
+        matching = Search.of(task_id, agent, model, outcome, batch_id, finished, since, tag)
         order: search.Order = "desc" if newest_first else "asc"
         keys = self.query(search.page, matching, order=order, offset=offset, limit=limit)
         return RecordList(keys, self._read_records)
@@ -226,8 +258,9 @@ class Store:
         batch_id: str | None = None,
         finished: bool | None = None,
         since: float | None = None,
+        tag: str | None = None,
     ) -> int:
-        return self.query(search.count, Search.of(task_id, agent, model, outcome, batch_id, finished, since))
+        return self.query(search.count, Search.of(task_id, agent, model, outcome, batch_id, finished, since, tag))
 
     def recent_batches(self, limit: int) -> builtins.list[str]:
         """The names of the batches that began last, the newest first."""
@@ -250,6 +283,25 @@ class Store:
         """The results of later verifications, oldest first: at, reward, reason, parts, note."""
         with self._database.read() as connection:
             return rows.read_scores(connection, self._key(connection, rollout_id))
+
+    def change_tags(
+        self, rollout_ids: Sequence[str], *, add: Iterable[str] = (), remove: Iterable[str] = ()
+    ) -> dict[str, builtins.list[str]]:
+        """Add and remove tags of rollouts, by their whole ids; returns the tags that each has now."""
+        added, removed = list(add), list(remove)
+        result = {}
+        with self._database.write() as connection:
+            for rollout_id in rollout_ids:
+                key = self._key(connection, rollout_id)
+                result[rollout_id] = tags.change(connection, key, added, removed)
+                search.touch(connection, key)
+        return result
+
+    def tags(self, rollout_id: str) -> builtins.list[str]:
+        """The tags of a rollout, in order."""
+        with self._database.read() as connection:
+            key = self._key(connection, rollout_id)
+            return tags.read(connection, [key]).get(key, [])
 
     # -- trees ------------------------------------------------------------------------------------
 

@@ -141,7 +141,7 @@ def is_needed(connection: sqlite3.Connection, key: int) -> bool:
 
 def retire(connection: sqlite3.Connection, key: int, rollout_id: str) -> int:
     """Delete all of a rollout except for what its forks refer to; how many blobs went with it."""
-    for table in ("scores", "figures"):
+    for table in ("scores", "figures", "tags"):
         connection.execute(f"DELETE FROM {table} WHERE rollout = ?", (key,))
     connection.execute(
         "DELETE FROM events WHERE rollout = ? AND NOT EXISTS (SELECT 1 FROM events JOIN forks USING (rollout)"

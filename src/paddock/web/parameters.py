@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypeVar
 
+import orjson
+
+from paddock.server.http import read_body
 from paddock.store.outcome import Outcome
 from paddock.store.search import SORTS, Order, Search
 from paddock.web.responses import PageError, PageNotFound
@@ -19,8 +22,10 @@ Choice = TypeVar("Choice", bound=str)
 MAX_CHARACTERS = 500
 MAX_ROWS = 1000
 MAX_OFFSET = 10_000_000
+MAX_BODY_BYTES = 256 * 1024
 SEARCH_NAMES = (
-    "task", "agent", "model", "outcome", "batch", "min_reward", "max_reward", "since", "until", "q", "running",
+    "task", "agent", "model", "outcome", "batch", "weights", "cause", "tag", "min_reward", "max_reward", "since",
+    "until", "q", "running",
 )  # fmt: skip
 RUNNING = "running"
 """Selects rollouts without an outcome."""
@@ -110,6 +115,9 @@ def read_search(request: Request) -> Search:
         agent=text(request, "agent"),
         model=text(request, "model"),
         batch=text(request, "batch"),
+        weights=text(request, "weights"),
+        cause=text(request, "cause"),
+        tag=text(request, "tag"),
         outcomes=tuple("" if each == RUNNING else each for each in outcomes),
         min_reward=number(request, "min_reward"),
         max_reward=number(request, "max_reward"),
@@ -118,6 +126,18 @@ def read_search(request: Request) -> Search:
         words=text(request, "q"),
         running=flag(request, "running"),
     )
+
+
+async def read_tag_change(request: Request) -> tuple[list[str], list[str], list[str]]:
+    """The ids of rollouts, the tags to add and those to remove, from the body of a request."""
+    try:
+        body = orjson.loads(await read_body(request.receive, MAX_BODY_BYTES))
+        lists = [body[name] for name in ("rollouts", "add", "remove")]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        lists = []
+    if not lists or not all(isinstance(each, list) and all(isinstance(text, str) for text in each) for each in lists):
+        raise PageError("this is no change of tags", hint='send {"rollouts": [ID], "add": [TAG], "remove": [TAG]}')
+    return lists[0], lists[1], lists[2]
 
 
 def sorting(request: Request) -> tuple[str, Order]:

@@ -1,18 +1,20 @@
 """The store as the page reads it: read-only, opened on first use, and queried on worker threads.
 
-Lists, single rollouts and the change watcher each have a connection and a thread, so that none waits for another.
+Lists, single rollouts, the change watcher and exports each have a connection and a thread, so that none waits for
+another. While people search, one task makes older rollouts searchable.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from paddock.errors import StoreError
-from paddock.store import Owner, Store, rows, search
+from paddock.store import Owner, Store, rows, search, tags
 from paddock.store.store import default_folder
 from paddock.web.loaded_rollout import LoadedRollout
 from paddock.web.responses import PageNotFound, PartMissing
@@ -25,14 +27,17 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-LISTS, ROLLOUTS, CHANGES = "lists", "rollouts", "changes"
+LISTS, ROLLOUTS, CHANGES, EXPORTS = "lists", "rollouts", "changes", "exports"
 """Names of the connections."""
 MAX_CACHED_RESULTS = 64
 MAX_STALE_SECONDS = 1.0
 """How old a cached result over many rollouts may be while rollouts are written."""
 FIRST_ROWS = 100
 MAX_LOADED_ROLLOUTS = 6
+INDEXING_PAUSE_SECONDS = 0.05
 HINT = "paddock rollout TASK --model … makes one; --store names another folder"
+
+logger = logging.getLogger("paddock.web")
 
 
 class ReadStore:
@@ -43,6 +48,7 @@ class ReadStore:
         self._stores: dict[str, Store] = {}
         self._results: OrderedDict[Any, tuple[int, float, Any]] = OrderedDict()
         self._rollouts: OrderedDict[str, LoadedRollout] = OrderedDict()
+        self._indexing: asyncio.Task[None] | None = None
 
     @property
     def exists(self) -> bool:
@@ -61,6 +67,8 @@ class ReadStore:
                 list(store.list(limit=FIRST_ROWS))
 
     def close(self) -> None:
+        if self._indexing is not None:
+            self._indexing.cancel()
         for store in self._stores.values():
             store.close()
         self._stores.clear()
@@ -127,6 +135,34 @@ class ReadStore:
             store = Store.open(self.folder, read_only=True)
         return store
 
+    def start_indexing(self) -> None:
+        """Make all finished rollouts searchable in the background, unless that is being done."""
+        if self.can_write and (self._indexing is None or self._indexing.done()):
+            self._indexing = asyncio.create_task(self._index_transcripts())
+
+    async def _index_transcripts(self) -> None:
+        try:
+            store = await asyncio.to_thread(Store.open, self.folder)
+            try:
+                # Pauses leave the write lock to rollouts.
+                while await store.run(store.index_transcripts):
+                    await asyncio.sleep(INDEXING_PAUSE_SECONDS)
+            finally:
+                store.close()
+        except StoreError as error:
+            logger.warning("older rollouts cannot be made searchable: %s", error)
+
+    async def write(self, method: Callable[[Store], Result]) -> Result:
+        """The result of a method that writes."""
+        if not self.can_write:
+            raise StoreError(f"the store {self.folder} cannot be written", hint="make its folder writable")
+
+        def open_and_write() -> Result:
+            with Store.open(self.folder) as store:
+                return method(store)
+
+        return await asyncio.to_thread(open_and_write)
+
     async def load_rollout(self, rollout_id: str) -> LoadedRollout:
         """A rollout by its id or a unique prefix of it, refreshed."""
         store = await self.open(ROLLOUTS)
@@ -176,8 +212,10 @@ def find(connection: sqlite3.Connection, rollout_id: str) -> tuple[int, str, str
 
 def summaries(connection: sqlite3.Connection, keys: Iterable[int]) -> list[dict[str, Any]]:
     """A row of the table for each of the rollouts that still exist."""
-    heads = (rows.head(connection, key) for key in keys)
-    return [summarize_head(head) for head in heads if head is not None]
+    listed = list(keys)
+    tags_by_key = tags.read(connection, listed)
+    heads = ((key, rows.head(connection, key)) for key in listed)
+    return [{**summarize_head(head), "tags": tags_by_key.get(key, [])} for key, head in heads if head is not None]
 
 
 def summarize_head(head: dict[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 from starlette.routing import Route
 
-from paddock.store import search
-from paddock.web import branches, call_changes, calls, compare, detail, live, parameters, share, stats, tokens
-from paddock.web.read_store import ROLLOUTS, ReadStore, summaries
+from paddock.export import FORMS
+from paddock.export.policy import Policy
+from paddock.store import reward_series, search, transcripts
+from paddock.web import (
+    branches,
+    call_changes,
+    calls,
+    compare,
+    detail,
+    downloads,
+    live,
+    parameters,
+    share,
+    stats,
+    tokens,
+)
+from paddock.web.read_store import EXPORTS, ROLLOUTS, ReadStore, summaries
 from paddock.web.responses import PageConflict, PageError, event_stream, handle_errors, json_response
 
 if TYPE_CHECKING:
@@ -46,8 +62,14 @@ class RolloutRoutes:
             ("/api/rollouts", self.table),
             ("/api/facets", self.facets),
             ("/api/stats", self.stats),
+            ("/api/learning", self.learning),
+            ("/api/batches", self.batches),
+            ("/api/causes", self.causes),
             ("/api/groups", self.groups),
+            ("/api/forms", self.forms),
+            ("/api/export", self.export),
             ("/api/compare", self.compare),
+            ("/api/compare/files", self.compare_files),
             ("/api/live", self.live),
             (one, self.one),
             (f"{one}/transcript", self.transcript),
@@ -67,6 +89,7 @@ class RolloutRoutes:
         return [
             *(Route(path, handle_errors(endpoint), methods=["GET"]) for path, endpoint in endpoints),
             Route(f"{one}/abort", handle_errors(self.abort), methods=["POST"]),
+            Route("/api/tags", handle_errors(self.change_tags), methods=["POST"]),
         ]
 
     # -- many ---------------------------------------------------------------------------------------
@@ -78,8 +101,10 @@ class RolloutRoutes:
             parameters.sorting(request),
             parameters.paging(request),
         )
-        total, rows = await self.store.query(_table, condition, sort, order, offset, limit)
-        return json_response(request, {"total": total, "offset": offset, "rows": rows})
+        total, rows, pending = await self.store.query(_table, condition, sort, order, offset, limit)
+        if pending:
+            self.store.start_indexing()
+        return json_response(request, {"total": total, "offset": offset, "rows": rows, "not_indexed": pending})
 
     async def facets(self, request: Request) -> Response:
         parameters.check_names(request, ())
@@ -89,23 +114,67 @@ class RolloutRoutes:
         parameters.check_names(request, parameters.SEARCH_NAMES)
         return json_response(request, await self.store.cached_query(stats.stats, parameters.read_search(request)))
 
+    async def learning(self, request: Request) -> Response:
+        parameters.check_names(request, (*parameters.SEARCH_NAMES, "by", "split"))
+        axis = parameters.choice(request, "by", reward_series.AXES, "time")
+        name = parameters.choice(request, "split", (*reward_series.SPLITS, "none"), "none")
+        split = None if name == "none" else name
+        condition = parameters.read_search(request)
+        return json_response(request, await self.store.cached_query(stats.learning, condition, axis, split))
+
+    async def batches(self, request: Request) -> Response:
+        parameters.check_names(request, ("batch", "offset", "limit"))
+        offset, limit = parameters.paging(request, 50)
+        batch = parameters.text(request, "batch")
+        return json_response(request, await self.store.cached_query(stats.list_batches, batch, offset, limit))
+
+    async def causes(self, request: Request) -> Response:
+        parameters.check_names(request, parameters.SEARCH_NAMES)
+        condition = parameters.read_search(request)
+        return json_response(request, await self.store.cached_query(stats.list_causes, condition))
+
     async def groups(self, request: Request) -> Response:
         parameters.check_names(request, ("task", "batch", "offset", "limit"))
         offset, limit = parameters.paging(request, 50)
         task, batch = parameters.text(request, "task"), parameters.text(request, "batch")
         return json_response(request, await self.store.cached_query(_groups, task, batch, offset, limit))
 
+    async def forms(self, request: Request) -> Response:
+        parameters.check_names(request, ())
+        return json_response(request, {"forms": await asyncio.to_thread(downloads.list_forms)})
+
+    async def export(self, request: Request) -> Response:
+        """The filtered rollouts in a form of `paddock trace export`, as a file."""
+        parameters.check_names(request, (*parameters.SEARCH_NAMES, "form", "unscored"))
+        form = parameters.choice(request, "form", FORMS, "jsonl")
+        policy = Policy(unscored="flag" if parameters.flag(request, "unscored") else "exclude")
+        condition = replace(parameters.read_search(request), running=False)
+        store = await self.store.open(EXPORTS)
+        return await store.run(downloads.export, store, form, condition, policy)
+
+    async def change_tags(self, request: Request) -> Response:
+        """`{"rollouts": […], "add": […], "remove": […]}`: the tags that each of the rollouts has then."""
+        rollout_ids, add, remove = await parameters.read_tag_change(request)
+        changed = await self.store.write(lambda store: store.change_tags(rollout_ids, add=add, remove=remove))
+        return json_response(request, {"tags": changed})
+
     async def live(self, request: Request) -> Response:
         await self.store.open()
         return event_stream(live.follow_table(self.store, self.watcher))
 
     async def compare(self, request: Request) -> Response:
+        return await self._compare(request, compare.compare)
+
+    async def compare_files(self, request: Request) -> Response:
+        return await self._compare(request, compare.compare_files)
+
+    async def _compare(self, request: Request, function: Callable[..., Any]) -> Response:
         parameters.check_names(request, ("a", "b"))
         first, second = parameters.text(request, "a"), parameters.text(request, "b")
         if first is None or second is None:
             raise PageError("two rollouts are needed", hint="give a=ID&b=ID")
         other = await self.store.load_rollout(second)
-        return json_response(request, await self.store.query_rollout(first, compare.compare, other))
+        return json_response(request, await self.store.query_rollout(first, function, other))
 
     # -- one ----------------------------------------------------------------------------------------
 
@@ -208,9 +277,15 @@ class RolloutRoutes:
 
 def _table(
     connection: sqlite3.Connection, condition: Search, sort: str, order: Order, offset: int, limit: int
-) -> tuple[int, list[dict[str, Any]]]:
+) -> tuple[int, list[dict[str, Any]], int]:
+    """How many rollouts match, a page of them, and how many a search of transcripts leaves out."""
     keys = search.page(connection, condition, sort=sort, order=order, offset=offset, limit=limit)
-    return search.count(connection, condition), summaries(connection, keys)
+    page, total = summaries(connection, keys), search.count(connection, condition)
+    if condition.words is None:
+        return total, page, 0
+    for key, row in zip(keys, page, strict=True):
+        row["match"] = transcripts.snippet(connection, key, condition.words)
+    return total, page, transcripts.count_pending(connection)
 
 
 def _groups(

@@ -1,23 +1,32 @@
-"""What many rollouts add up to: means with their uncertainty, pass@k, outcomes, tokens and time."""
+"""What many rollouts add up to: means with their uncertainty, pass@k, outcomes, tokens and time.
+
+Also rewards over time, by batch and by weight version; batches; and the causes of rollouts that broke."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from paddock.store import search
+from paddock.store import batches, reward_series, search
+from paddock.store.reward_sums import RewardSums
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Sequence
 
+    from paddock.store.batches import BatchTotals
+    from paddock.store.reward_series import Axis, Split
     from paddock.store.search import Search, TaskTotals
 
 Z = 1.959963984540054
 """Of the normal distribution, for 95 %."""
 KS = (1, 2, 4, 8)
-BUCKETS = 120
+BATCH_FIELDS = (
+    "batch_id", "began", "last", "tasks", "running", "finished", "tokens", "done", "size", "agents", "models",
+)  # fmt: skip
+INTERVALS, INTERVALS_OF_LINES = 48, 16
+"""Of time, in a chart of one line or of several."""
 
 
 def stats(connection: sqlite3.Connection, condition: Search) -> dict[str, Any]:
@@ -26,25 +35,24 @@ def stats(connection: sqlite3.Connection, condition: Search) -> dict[str, Any]:
     for task in tasks:
         outcomes.update(task.outcomes)
     running = outcomes.pop(search.RUNNING, 0)
-    scored = sum(task.scored for task in tasks)
+    rewards = RewardSums()
+    for task in tasks:
+        rewards.add(task.rewards)
     p50, p95 = search.wall_quantiles(connection, condition, (0.5, 0.95))
     listed = tasks[: search.MAX_TASKS]
-    rewards = search.latest_rewards(connection, condition)
+    latest = search.latest_rewards(connection, condition)
     return {
         "total": sum(outcomes.values()) + running,
         "running": running,
-        "scored": scored,
-        "mean_reward": sum(task.reward_sum for task in tasks) / scored if scored else None,
-        "ci": confidence(tasks),
+        "scored": rewards.scored,
+        "passed": rewards.passed,
+        "mean_reward": mean(rewards),
+        "ci": confidence(rewards),
         "outcomes": dict(outcomes),
         "prompt_tokens": sum(task.prompt_tokens for task in tasks),
         "completion_tokens": sum(task.completion_tokens for task in tasks),
         "wall": {"mean": _mean_wall(tasks), "p50": p50, "p95": p95},
-        "series": [
-            {"at": bucket.at, "mean": bucket.total / bucket.scored if bucket.scored else None, "count": bucket.count}
-            for bucket in search.over_time(connection, condition, BUCKETS)
-        ],
-        "tasks": [_task(task, rewards.get(task.task_id, [])) for task in listed],
+        "tasks": [_task(task, latest.get(task.task_id, [])) for task in listed],
         "task_count": len(tasks),
     }
 
@@ -56,10 +64,10 @@ def _task(task: TaskTotals, rewards: list[float]) -> dict[str, Any]:
         "task_id": task.task_id,
         "count": task.count,
         "running": running,
-        "scored": task.scored,
-        "mean": task.reward_sum / task.scored if task.scored else None,
-        "ci": confidence([task]),
-        "pass": {str(k): pass_at(k, task.scored, task.passed) for k in KS},
+        "scored": task.rewards.scored,
+        "mean": mean(task.rewards),
+        "ci": confidence(task.rewards),
+        "pass": {str(k): pass_at(k, task.rewards.scored, task.rewards.passed) for k in KS},
         "outcomes": outcomes,
         "tokens": task.prompt_tokens + task.completion_tokens,
         "wall_mean": _mean_wall([task]),
@@ -78,20 +86,23 @@ def pass_at(k: int, total: int, passed: int) -> float | None:
     return 1.0 - failing
 
 
-def confidence(tasks: Sequence[TaskTotals]) -> list[float] | None:
+def mean(rewards: RewardSums) -> float | None:
+    return rewards.total / rewards.scored if rewards.scored else None
+
+
+def confidence(rewards: RewardSums) -> list[float] | None:
     """The 95 % interval of the mean reward: Wilson's if every reward is 0 or 1, else the normal one."""
-    number = sum(task.scored for task in tasks)
+    number = rewards.scored
     if not number:
         return None
-    total = sum(task.reward_sum for task in tasks)
-    mean = total / number
-    if all(task.binary == task.scored for task in tasks):
-        return wilson(mean, number)
+    centre = rewards.total / number
+    if rewards.binary == number:
+        return wilson(centre, number)
     if number < 2:
         return None
-    spread = max(0.0, sum(task.reward_squares for task in tasks) / number - mean * mean) * number / (number - 1)
+    spread = max(0.0, rewards.squares / number - centre * centre) * number / (number - 1)
     half = Z * math.sqrt(spread / number)
-    return [mean - half, mean + half]
+    return [centre - half, centre + half]
 
 
 def wilson(share: float, number: int) -> list[float]:
@@ -101,6 +112,55 @@ def wilson(share: float, number: int) -> list[float]:
     return [max(0.0, centre - half), min(1.0, centre + half)]
 
 
-def _mean_wall(tasks: Sequence[TaskTotals]) -> float | None:
+# -- rewards over time, batches, causes ---------------------------------------------------------------
+
+
+def learning(connection: sqlite3.Connection, condition: Search, axis: Axis, split: Split | None) -> dict[str, Any]:
+    """Rewards as lines of points, each with its 95 % interval."""
+    series = reward_series.read_series(
+        connection, condition, axis=axis, split=split, intervals=INTERVALS if split is None else INTERVALS_OF_LINES
+    )
+    lines = [
+        {"name": name, "points": [_point(place, sums) for place, sums in sorted(points.items()) if sums.scored]}
+        for name, points in series.lines.items()
+    ]
+    return {
+        "by": axis,
+        "split": split,
+        "places": series.places,
+        "width": series.width,
+        "lines": lines,
+        "line_count": series.line_count,
+    }
+
+
+def _point(place: int, sums: RewardSums) -> dict[str, Any]:
+    return {"place": place, "mean": mean(sums), "ci": confidence(sums), "scored": sums.scored, "count": sums.count}
+
+
+def list_batches(connection: sqlite3.Connection, batch: str | None, offset: int, limit: int) -> dict[str, Any]:
+    total, page = batches.read_batches(connection, batch=batch, offset=offset, limit=limit)
+    return {"total": total, "offset": offset, "batches": [_batch(each) for each in page]}
+
+
+def _batch(batch: BatchTotals) -> dict[str, Any]:
+    rewards = batch.rewards
+    values = {name: getattr(batch, name) for name in BATCH_FIELDS}
+    return {
+        **values,
+        "count": rewards.count,
+        "scored": rewards.scored,
+        "passed": rewards.passed,
+        "mean": mean(rewards),
+        "ci": confidence(rewards),
+    }
+
+
+def list_causes(connection: sqlite3.Connection, condition: Search) -> dict[str, Any]:
+    total, causes = batches.read_causes(connection, condition)
+    return {"total": total, "causes": [asdict(cause) for cause in causes]}
+
+
+def _mean_wall(tasks: list[TaskTotals]) -> float | None:
     number = sum(task.walls for task in tasks)
     return sum(task.wall_sum for task in tasks) / number if number else None

@@ -3,6 +3,10 @@
 import { h } from "./dom.js";
 import { outcomeText } from "./format.js";
 
+/** Room for the name of a place below a chart. */
+const TICK_WIDTH = 100;
+const WHISKER_DISTANCE = 2.5;
+
 /** @param {string} label @param {number} width @param {number} height @param {any[]} children @param {string} [kind] */
 function chart(label, width, height, children, kind = "") {
   return h("svg", { class: `chart ${kind}`, viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label }, h("title", null, label), children);
@@ -91,6 +95,82 @@ function lineChart(data, { width, height = 160, label, yLow, yHigh, xText = Stri
   parts.push(h("polyline", { points: present.map((each) => `${px(each.x).toFixed(1)},${py(Number(each.y)).toFixed(1)}`).join(" "), class: "line" }));
   if (present.length <= 60) for (const each of present) parts.push(h("circle", { cx: px(each.x), cy: py(Number(each.y)), r: 2.2, class: "dot" }, h("title", null, `${xText(each.x)}: ${yText(Number(each.y))}`)));
   return chart(label, width, height, parts, "wide");
+}
+
+/**
+ * @typedef {{place: number, y: number, low?: number, high?: number, title: string, isChosen?: boolean, pick: () => void}} PlacedPoint
+ * @typedef {{name: string, points: PlacedPoint[]}} PlacedLine
+ */
+
+/**
+ * Lines over places in a row, with an interval at each point. A point is a button.
+ * @param {{label: string, places: string[], lines: PlacedLine[], height?: number}} options
+ */
+export function seriesPlot(options) {
+  const { lines } = options;
+  const legend = lines.length > 1 ? h("p", { class: "series-legend" }, lines.map((line, index) => h("span", null, h("span", { class: `swatch line-${index}` }), ` ${line.name}`))) : null;
+  return h("div", null, responsive((width) => seriesChart(options, width)), legend);
+}
+
+/** @param {{label: string, places: string[], lines: PlacedLine[], height?: number}} options @param {number} width */
+function seriesChart({ label, places, lines, height = 180 }, width) {
+  const pad = { left: 36, right: 14, top: 10, bottom: 22 };
+  const all = lines.flatMap((line) => line.points);
+  const ys = all.flatMap((point) => [point.low ?? point.y, point.high ?? point.y]);
+  const isShare = Math.min(...ys) >= 0 && Math.max(...ys) <= 1;
+  const [y0, y1] = isShare ? [0, 1] : spread(Math.min(...ys), Math.max(...ys));
+  const first = Math.min(...all.map((point) => point.place));
+  const last = Math.max(...all.map((point) => point.place));
+  const inner = width - pad.left - pad.right;
+  const px = (/** @type {number} */ place) => pad.left + (last > first ? ((place - first) / (last - first)) * inner : inner / 2);
+  const py = (/** @type {number} */ y) => height - pad.bottom - ((y - y0) / (y1 - y0)) * (height - pad.top - pad.bottom);
+  const grid = [0, 0.5, 1].map((share) => y0 + share * (y1 - y0)).flatMap((y) => [
+    h("line", { x1: pad.left, x2: width - pad.right, y1: py(y), y2: py(y), class: "axis" }),
+    h("text", { x: pad.left - 6, y: py(y) + 4, class: "tick end" }, String(Number(y.toPrecision(3)))),
+  ]);
+  const drawn = lines.map((line, index) => {
+    const shape = `line-${index}`;
+    // Beside each other, not on top of each other.
+    const x = (/** @type {PlacedPoint} */ point) => px(point.place) + (index - (lines.length - 1) / 2) * WHISKER_DISTANCE;
+    const whiskers = line.points.filter((point) => point.low !== undefined).map((point) => h("line", { x1: x(point), x2: x(point), y1: py(Number(point.low)), y2: py(Number(point.high)), class: `whisker ${shape}` }));
+    const path = h("polyline", { points: line.points.map((point) => `${px(point.place).toFixed(1)},${py(point.y).toFixed(1)}`).join(" "), class: `line ${shape}` });
+    return [whiskers, path];
+  });
+  const dots = lines.map((line, index) =>
+    line.points.map((point) =>
+      h(
+        "g",
+        { class: `point line-${index}${point.isChosen ? " chosen" : ""}`, role: "button", tabindex: 0, "aria-label": point.title, onclick: point.pick, onkeydown: (/** @type {KeyboardEvent} */ event) => event.key === "Enter" && (event.stopPropagation(), point.pick()) },
+        h("title", null, point.title),
+        h("circle", { cx: px(point.place), cy: py(point.y), r: 9, class: "target" }),
+        h("circle", { cx: px(point.place), cy: py(point.y), r: point.isChosen ? 5.5 : 3.2, class: "dot" }),
+      ),
+    ),
+  );
+  return h("svg", { class: "chart wide series", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": label }, grid, placeTicks(places, first, last, px, width, height), drawn, dots);
+}
+
+/** As many names of places as fit without touching. @param {string[]} places @param {number} first @param {number} last @param {(place: number) => number} px @param {number} width @param {number} height */
+function placeTicks(places, first, last, px, width, height) {
+  const most = Math.max(2, Math.floor(width / TICK_WIDTH));
+  const step = Math.max(1, Math.ceil((last - first + 1) / most));
+  const ticks = [];
+  let end = -Infinity;
+  for (let place = first; place <= last; place += step) {
+    const isFirst = place === first && last > first;
+    const isLast = px(place) > width - TICK_WIDTH / 2 && last > first;
+    const start = isFirst ? 0 : isLast ? width - TICK_WIDTH : px(place) - TICK_WIDTH / 2;
+    if (start < end) continue;
+    end = start + TICK_WIDTH;
+    ticks.push(h("text", { x: isFirst ? 2 : Math.min(px(place), width - 2), y: height - 5, class: `tick ${isFirst ? "" : isLast ? "end" : "middle"}` }, places[place]));
+  }
+  return ticks;
+}
+
+/** Ends of an axis around values that may all be the same. @param {number} low @param {number} high */
+function spread(low, high) {
+  const margin = (high - low) * 0.05 || Math.abs(high) * 0.1 || 1;
+  return [low - margin, high + margin];
 }
 
 /** A stack of shares in one bar. @param {{name: string, value: number}[]} parts @param {string} label */

@@ -21,9 +21,25 @@ export function placeUrl(parts, query = {}) {
   return `#/${parts.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
 }
 
-/** Remember filters in the address without leaving the view. @param {string[]} parts @param {Record<string, any>} query */
-export function keepPlace(parts, query) {
-  history.replaceState(null, "", placeUrl(parts, query));
+/** The last address of each list, with its filters. @type {Map<string, string>} */
+const lastPlaces = new Map();
+
+/** Where a list was left, to come back to it. @param {string} name */
+export function lastPlace(name) {
+  return lastPlaces.get(name) ?? placeUrl([name]);
+}
+
+/**
+ * Remember filters in the address without leaving the view.
+ * @param {string[]} parts
+ * @param {Record<string, any>} query
+ * @param {boolean} [isStep] whether the browser's way back leads to the filters before
+ */
+export function keepPlace(parts, query, isStep = false) {
+  const url = placeUrl(parts, query);
+  if (parts.length === 1) lastPlaces.set(parts[0], url);
+  if (isStep && url !== location.hash) history.pushState(null, "", url);
+  else history.replaceState(null, "", url);
 }
 
 /**
