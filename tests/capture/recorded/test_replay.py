@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from paddock.capture.recorded.conversation import SAME_AS_BEFORE
 from paddock.capture.recorded.replay import Edit, Replay
 from paddock.capture.trace import Call, Role
 from paddock.errors import ConfigError
@@ -81,6 +82,39 @@ def test_another_tool_output_is_reported_with_its_difference() -> None:
     assert entry["recorded"] == "c1"
     assert "-a.txt" in entry["difference"]
     assert "+b.txt" in entry["difference"]
+
+
+def test_each_different_output_is_reported_once() -> None:
+    requests = [[*SECOND[:2], output("b.txt")], [*SECOND[:2], output("b.txt"), runs("cat a.txt"), output("bye")]]
+    last = [*THIRD, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "Thanks."}]
+    one = replay([*RECORDED, call(3, last, {"content": "x"})], at=4)
+    answers(one, FIRST, *requests, [*requests[1], *last[-2:]])
+    first, second, third = (entry["difference"] for entry in one.report.to_json()["different_calls"])
+    assert "+b.txt" in first
+    assert "+b.txt" not in second
+    assert "+bye" in second
+    assert third == SAME_AS_BEFORE
+
+
+def summary_of(*lines: str) -> list[Message]:
+    return [{"role": "user", "content": "\n".join(["Summarize this.", *lines])}]
+
+
+@pytest.mark.parametrize(
+    ("quoted", "state"),
+    [
+        (("[Tool result]: b.txt", "other.txt"), "tool_output"),
+        (("[Tool result]: b.txt", "oth", "[... 12 more characters truncated]"), "tool_output"),
+        (("[Tool result]: b.txt", "unheard of"), "same_shape"),
+    ],
+)
+def test_a_quoted_tool_output_is_no_other_difference(quoted: tuple[str, ...], state: str) -> None:
+    ends = quoted[2:] and ("[... 7 more characters truncated]",)
+    calls = [*RECORDED[:2], call(2, summary_of("[Tool result]: a.txt", *ends), {"content": "Files."})]
+    one = replay(calls, at=3)
+    listed = [USER, runs("ls"), output("b.txt\nother.txt")]
+    assert answers(one, FIRST, listed, summary_of(*quoted)) == ["c0", "c1", "c2"]
+    assert one.report.state == state
 
 
 def test_a_strict_replay_stops_at_another_tool_output() -> None:

@@ -16,7 +16,10 @@ from paddock.capture.recorded.volatile import mask_volatile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from paddock.capture.recorded.tool_lines import ToolLines
+
 DIFF_CHARACTERS = 2000
+SAME_AS_BEFORE = "only messages that differed in an earlier call"
 
 
 class Fidelity(StrEnum):
@@ -24,7 +27,7 @@ class Fidelity(StrEnum):
 
     EQUAL = "equal"
     TOOL_OUTPUT = "tool_output"
-    """Only outputs of tools differ."""
+    """Only outputs of tools differ, also where other messages quote them."""
     SAME_SHAPE = "same_shape"
     """Roles, tool names and tool arguments are the same; other texts differ too."""
 
@@ -98,8 +101,10 @@ def _read_tool_call(call: Mapping[str, Any]) -> tuple[str, str]:
     return str(function.get("name")), mask_volatile(orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS).decode())
 
 
-def compare(one: Sequence[MessageView], other: Sequence[MessageView]) -> Fidelity | None:
-    """How alike two conversations are; None if their shapes differ."""
+def compare(
+    one: Sequence[MessageView], other: Sequence[MessageView], tool_lines: tuple[ToolLines, ToolLines] | None = None
+) -> Fidelity | None:
+    """How alike two conversations are; None if their shapes differ. `tool_lines` are those of the two rollouts."""
     if len(one) != len(other):
         return None
     fidelity = Fidelity.EQUAL
@@ -108,11 +113,17 @@ def compare(one: Sequence[MessageView], other: Sequence[MessageView]) -> Fidelit
             continue
         if not first.has_shape_of(second):
             return None
-        if first.role != TOOL:
+        if first.role != TOOL and (tool_lines is None or not differs_in_quotes(first.text, second.text, tool_lines)):
             fidelity = Fidelity.SAME_SHAPE
         elif fidelity is Fidelity.EQUAL:
             fidelity = Fidelity.TOOL_OUTPUT
     return fidelity
+
+
+def differs_in_quotes(one: str, other: str, tool_lines: tuple[ToolLines, ToolLines]) -> bool:
+    """Whether the lines that only one of two texts has are all quoted from outputs of tools."""
+    lines, other_lines = set(one.splitlines()), set(other.splitlines())
+    return tool_lines[0].contain(lines - other_lines) and tool_lines[1].contain(other_lines - lines)
 
 
 def distance(one: Sequence[MessageView], other: Sequence[MessageView]) -> tuple[int, float]:
@@ -134,8 +145,25 @@ def describe_difference(recorded: Sequence[MessageView], now: Sequence[MessageVi
     """A diff of the first message that differs, for people."""
     for number, (first, second) in enumerate(zip(recorded, now, strict=False)):
         if not first.is_equal_to(second):
-            return f"message {number} ({second.role}):\n{diff(_lines(first), _lines(second))}"
+            return _describe_message(number, first, second)
     return f"it has {len(now)} messages, and the recorded one {len(recorded)}"
+
+
+def describe_new_differences(
+    recorded: Sequence[MessageView], now: Sequence[MessageView], described: set[tuple[str, str]]
+) -> str:
+    """A diff of each message that differs. Later calls repeat a message: `described` has those that need no diff."""
+    parts = []
+    for number, (first, second) in enumerate(zip(recorded, now, strict=True)):
+        texts = first.text, second.text
+        if not first.is_equal_to(second) and texts not in described:
+            described.add(texts)
+            parts.append(_describe_message(number, first, second))
+    return "\n".join(parts) or SAME_AS_BEFORE
+
+
+def _describe_message(number: int, recorded: MessageView, now: MessageView) -> str:
+    return f"message {number} ({now.role}):\n{diff(_lines(recorded), _lines(now))}"
 
 
 def diff(recorded: list[str], now: list[str]) -> str:

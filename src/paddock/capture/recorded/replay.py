@@ -17,9 +17,11 @@ from paddock.capture.recorded.conversation import (
     MessageView,
     compare,
     describe_difference,
+    describe_new_differences,
     distance,
     is_continued_by,
 )
+from paddock.capture.recorded.tool_lines import ToolLines
 from paddock.capture.recorded.tool_results import find_results, replace_results
 from paddock.capture.trace import Call, Role
 from paddock.errors import ConfigError
@@ -131,6 +133,10 @@ class Replay:
         self._policy = policy
         self._is_continuation = at is None
         self._reader = MessageReader()
+        self._tool_lines = ToolLines(), ToolLines()
+        """What the tools of the recorded rollout printed, and those of this one."""
+        self._described: set[tuple[str, str]] = set()
+        """The texts of the messages whose difference is in the report."""
         self._pending: list[RecordedCall] = []
         for call in calls:
             if edit is not None and call.index == at and call.role is Role.RETRIED:
@@ -142,6 +148,7 @@ class Replay:
             is_before = at is not None and call.index < at
             is_answer = can_replay(call) if at is None else is_before and (can_replay(call) or was_refused(call))
             view = self._reader.read(read_messages(call))
+            self._tool_lines[0].add(view)
             if edit is not None and call.index == at:
                 call, is_answer = self._apply_edit(edit, call, list(read_messages(call)), is_answer)
             begins_live = not is_answer if at is None else not is_before
@@ -155,6 +162,7 @@ class Replay:
     def match(self, call_id: str, messages: Iterable[Any]) -> Match:
         """What answers the request `call_id`."""
         view = self._reader.read(messages)
+        self._tool_lines[1].add(view)
         fidelity, recorded = self._find(view, self._pending)
         if fidelity is not Fidelity.EQUAL and not self._is_live:
             repeated = self._find(view, self._used)
@@ -174,9 +182,9 @@ class Replay:
             return Match()
         entry: dict[str, Any] = {"call": call_id, "recorded": recorded.call.id, "fidelity": str(fidelity)}
         if fidelity is not Fidelity.EQUAL:
-            entry["difference"] = describe_difference(recorded.view, view)
             if self._policy == "strict":
-                return self._diverge(recorded, entry["difference"])
+                return self._diverge(recorded, describe_difference(recorded.view, view))
+            entry["difference"] = describe_new_differences(recorded.view, view, self._described)
         self.report.calls.append(entry)
         self._pending.remove(recorded)
         self._used.append(recorded)
@@ -206,14 +214,13 @@ class Replay:
         self._results[keys[chosen]] = edit.tool_result
         return call, is_answer
 
-    @staticmethod
     def _find(
-        view: tuple[MessageView, ...], candidates: Sequence[RecordedCall]
+        self, view: tuple[MessageView, ...], candidates: Sequence[RecordedCall]
     ) -> tuple[Fidelity | None, RecordedCall | None]:
         """The most similar candidate, of several the one with the nearest text, then the earliest."""
         alike: list[tuple[int, RecordedCall]] = []
         for candidate in candidates:
-            fidelity = compare(candidate.view, view)
+            fidelity = compare(candidate.view, view, self._tool_lines)
             if fidelity is not None:
                 alike.append((FIDELITIES.index(fidelity), candidate))
         if not alike:
