@@ -83,6 +83,7 @@ def test_the_agent_loop_is_forked_in_its_recorded_environment(tmp_path: Path) ->
         assert forks.code == 0, forks.words
         with Store.open(tmp_path / "store", read_only=True) as store:
             for each in forks.lines:
+                assert each["fork"]["fidelity"]["state"] == "equal"
                 record = store.get(each["rollout_id"])
                 assert record is not None
                 assert record.config["seed"] == 5

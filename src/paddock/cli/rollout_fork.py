@@ -93,7 +93,18 @@ def fork_command(
         **({} if task_spec is None else {"task": load_one_task(task_spec)}),
         **fields,
     )
-    return run_with_progress(work, batch, total=n, as_json=as_json)
+    return run_with_progress(work, batch, total=n, as_json=as_json, to_json=fork_to_json)
+
+
+def fork_to_json(record: RolloutRecord) -> dict[str, Any]:
+    """The summary of a rollout, and how it compares with the recorded one, without the differences."""
+    from paddock.rollouts.rollout_json import summarize
+
+    fidelity = record.fork.get("fidelity") or {}
+    result = {name: value for name, value in fidelity.items() if name not in ("different_calls", "files")}
+    if files := fidelity.get("files"):
+        result["files"] = files["state"]
+    return {**summarize(record), "fork": {**record.fork, "fidelity": result or None}}
 
 
 def choose_fork(

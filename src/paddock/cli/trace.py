@@ -15,6 +15,7 @@ from paddock.cli.store_options import rollout_filters, store_option
 from paddock.cli.trace_changes import print_changes, print_changes_of
 from paddock.cli.trace_delete import prune_command, remove_command
 from paddock.cli.trace_export import command as export_command
+from paddock.cli.trace_fidelity import describe_fork, print_differences
 from paddock.cli.trace_tree import print_tree
 from paddock.errors import SandboxError, StoreError
 
@@ -101,6 +102,7 @@ def show_command(
                 click.echo(f"warning: {event.data.get('warning')}")
         print_logs(record)
         print_calls(calls)
+        print_differences(record)
         print_changes(opened, record, calls)
         print_tree(opened.tree(record.rollout_id), record.rollout_id)
     return 0
@@ -259,20 +261,6 @@ def describe_step(step: Mapping[str, Any]) -> str:
     mode = f", {step['verifier']['mode']} tests" if step["verifier"] else ""
     code = "" if step["exit_code"] is None else f", exit code {step['exit_code']}"
     return f"{ending}, {reward}{seconds}{code}{mode}, {step['calls']} calls"
-
-
-def describe_fork(record: RolloutRecord) -> dict[str, str]:
-    """The line about the rollout that this one replayed; none if it replayed none."""
-    if not record.fork:
-        return {}
-    fidelity = record.fork.get("fidelity") or {}
-    place = "its last call" if record.fork.get("at") is None else f"c{record.fork['at']}"
-    state = f"; {fidelity['replayed_calls']} calls replayed, {fidelity['state']}" if fidelity else ""
-    if fidelity.get("files"):
-        from paddock.rollouts.folder_fidelity import describe_files
-
-        state += f"; {describe_files(fidelity['files'])}"
-    return {"replays": f"{record.fork['source']} up to {place}{state}"}
 
 
 def print_calls(calls: list[Call]) -> None:

@@ -241,7 +241,7 @@ class Rollout:
         if not scene.is_repeatable:
             raise TaskError(
                 "recorded calls cannot be replayed: the environment does not declare itself deterministic",
-                hint="set `deterministic = True` on its class, or start from the beginning (--from-start)",
+                hint="set `deterministic = True` on its class; a batch can begin again: --resume BATCH --from-start",
             )
         recorded, agent = await self.read_recorded(point), self.context.agent
         if recorded.agent_version not in (None, agent.version):
