@@ -239,7 +239,8 @@ def test_the_first_message_chooses_the_task() -> None:
         assert reply["choices"][0]["message"]["content"] == "Six."
         status, refusal = await caller.ask(messages=[{"role": "user", "content": "else"}])
         assert status == 400
-        assert "hello" in refusal["error"]["message"]
+        assert "no answers for this instruction" in refusal["error"]["message"]
+        assert "'hello', 'sum'" in refusal["error"]["message"]
 
     play(script, talk)
 

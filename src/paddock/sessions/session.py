@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paddock.sessions")
 MAX_WAITING_STEPS = 256
-NO_RESET_HINT = "reset was not called in this session, and it may set what is missing"
 """How many requests may wait in one session."""
+NO_RESET_HINT = "reset was not called in this session, and it may set what is missing"
 
 
 class Origin(Enum):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BODY_BYTES = 64 * 1024 * 1024
 EVENTS_PER_WRITE = 16
+WHEN_CHARACTERS = 30
+"""How much of the `when` of a task an error shows."""
 SESSION_HEADERS = ("x-session-id", "x-session-affinity")
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "openai": "openai", "text": "replay"}
 
@@ -169,8 +171,7 @@ class ReplayServer:
             return _error(400, "return_token_ids is not supported with stream=true", "BadRequestError")
         reply = answer(script, body)
         if reply is None:
-            tasks = [task.when for task in script.tasks]
-            return _error(400, f"no task of the script is for this; it has {tasks}", "invalid_request_error")
+            return _error(400, _describe_missing_task(script), "invalid_request_error")
         served.turn, served.prompt_ids = reply.turn, reply.prompt_ids
         if script.max_context is not None and len(reply.prompt_ids) > script.max_context:
             return self._context_error(len(reply.prompt_ids), script.max_context)
@@ -271,6 +272,15 @@ def _session(request: web.Request) -> str:
 
 def _event(data: dict[str, Any]) -> bytes:
     return write_event(orjson.dumps(data))
+
+
+def _describe_missing_task(script: Script) -> str:
+    """Why no task of a script fits. `--model demo` is a script too, with the shipped tasks."""
+    starts = ", ".join(repr(task.when[:WHEN_CHARACTERS]) for task in script.tasks)
+    return (
+        f"the script has no answers for this instruction. Its tasks are for instructions with: {starts}. "
+        "--model demo knows the shipped tasks only: for another task, write a script (--model replay:FILE)"
+    )
 
 
 def _error(
