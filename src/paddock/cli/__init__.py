@@ -10,16 +10,8 @@ from typing import IO, Any
 
 from paddock.cli.interrupts import INTERRUPTED as INTERRUPTED
 from paddock.cli.interrupts import exit_on_interrupt, raise_on_interrupt
-from paddock.distribution import install_command
+from paddock.distribution import EXTRAS, package_command
 
-EXTRAS = {
-    "aiohttp": "rollouts",
-    "zstandard": "rollouts",
-    "gymnasium": "gymnasium",
-    "pyarrow": "parquet",
-    "ray": "ray",
-}
-"""Packages that are not in the base install, and the extra that installs them."""
 MISSING_PACKAGE = 1
 
 
@@ -57,10 +49,9 @@ def run(arguments: list[str] | None) -> int:
         print_error(error.format_message(), f"{context.command_path if context else 'paddock'} --help")
         return error.exit_code
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get(error.name or "")
-        if extra is None:
+        if error.name not in EXTRAS:
             raise
-        print_error(f"this command needs {error.name}", install_command(extra))
+        print_error(f"this command needs {error.name}", package_command(error.name))
         return MISSING_PACKAGE
     except click.Abort:
         print_error("interrupted")

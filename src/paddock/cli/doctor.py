@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
-import re
 import resource
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -24,8 +21,7 @@ from paddock.cli.interrupts import run_async
 from paddock.cli.shadow import find_shadow, version_of
 from paddock.cli.store_options import store_option
 from paddock.config import E2B_API_KEY, E2B_API_URL, PADDOCK_IMAGE_CACHE_LIMIT, PADDOCK_OPENCODE, VARIABLES
-from paddock.distribution import NAME, VERSION
-from paddock.distribution import install_command as extra_command
+from paddock.distribution import VERSION, install_command, package_command
 from paddock.errors import ConfigError, PaddockError, SandboxError
 from paddock.limits import GIBIBYTE
 
@@ -46,7 +42,7 @@ MIN_DISK_BYTES = GIBIBYTE
 MIN_MEMORY_BYTES = GIBIBYTE // 2
 PROGRAM_SECONDS = 10.0
 
-EXTRAS = {
+PURPOSES = {
     "aiohttp": "rollouts",
     "xllamacpp": "the local model",
     "renderers": "token mode",
@@ -56,6 +52,7 @@ EXTRAS = {
     "pyarrow": "Parquet files",
     "logfire": "hosted telemetry",
 }
+"""Packages that are not in the base install, and what needs them."""
 # A sandbox needs user, mount, process and network namespaces at once. Some systems allow the first and refuse the
 # others.
 UNSHARE = """
@@ -118,7 +115,7 @@ def clean_up(store: Path | None, as_json: bool) -> int:
 def examine() -> list[Finding]:
     return [
         *(check() for check in BASICS),
-        *(extra(name, use) for name, use in EXTRAS.items()),
+        *(extra(name, use) for name, use in PURPOSES.items()),
         *(check() for check in PROGRAMS),
     ]
 
@@ -168,22 +165,7 @@ def extra(name: str, use: str) -> Finding:
     version = version_of(name)
     if version is not None:
         return Finding(name, "ok", version)
-    return Finding(name, "missing", f"not installed: {use}", install_command(name))
-
-
-def install_command(name: str) -> str:
-    """Installs the smallest extra of Paddock that contains the package, else the package itself."""
-    try:
-        requirements = importlib.metadata.requires(NAME) or []
-    except importlib.metadata.PackageNotFoundError:
-        requirements = []
-    matches = (re.match(r"([\w.-]+).*extra == [\"'](\w+)[\"']", line) for line in requirements)
-    pairs = [(match[1], match[2]) for match in matches if match and match[2] != "dev"]
-    sizes = Counter(extra for _, extra in pairs)
-    extras = [extra for package, extra in pairs if package == name]
-    # `fleet` is another name for `rollouts`, and has its size.
-    smallest = min(extras, key=lambda extra: (sizes[extra], extra == "fleet"), default=None)
-    return extra_command(smallest) if smallest else f"pip install {name}"
+    return Finding(name, "missing", f"not installed: {use}", package_command(name))
 
 
 # -- the machine --------------------------------------------------------------------------------------
@@ -291,7 +273,7 @@ def sandbox() -> Finding:
     try:
         from paddock.sandbox import available
     except ImportError as error:
-        return Finding("sandbox", "missing", f"needs {error.name}", extra_command("rollouts"))
+        return Finding("sandbox", "missing", f"needs {error.name}", install_command("rollouts"))
     problem = available("bwrap")
     if problem is None:
         return Finding("sandbox", "ok", "bwrap starts")
@@ -306,7 +288,7 @@ def container_runtime() -> Finding:
     try:
         from paddock.sandbox.container_api import ContainerApi
     except ImportError as error:
-        return Finding(name, "missing", f"needs {error.name}", extra_command("rollouts"))
+        return Finding(name, "missing", f"needs {error.name}", install_command("rollouts"))
 
     async def request() -> str:
         async with asyncio.timeout(PROGRAM_SECONDS), ContainerApi() as api:
