@@ -180,6 +180,7 @@ OPENAI_API_KEY = _text(
     "OPENAI_API_KEY", "API key for the model endpoint, if it is on this machine or uses TLS.", secret=True
 )
 HF_TOKEN = _text("HF_TOKEN", "Hugging Face token, for `hf-router://` models.", secret=True)
+HF_HOME = _path("HF_HOME", "Folder of Hugging Face's tools. Default: `~/.cache/huggingface`.")
 TIKTOKEN_ENCODINGS_BASE = _path(
     "TIKTOKEN_ENCODINGS_BASE", "Folder with `o200k_base.tiktoken`, for the renderer gpt-oss in token mode."
 )
@@ -290,6 +291,11 @@ def user_data_folder() -> Path:
 def user_cache_folder() -> Path:
     """Paddock's folder for files that can be fetched again."""
     return (XDG_CACHE_HOME.read() or Path.home() / ".cache") / "paddock"
+
+
+def hugging_face_folder() -> Path:
+    """The folder that Hugging Face's tools share. `hub` in it has what they downloaded."""
+    return HF_HOME.read() or (XDG_CACHE_HOME.read() or Path.home() / ".cache") / "huggingface"
 
 
 # -- what a server grants, as values -----------------------------------------------------------------

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paddock.errors import ConfigError, ModelError
+from paddock.errors import ModelError
 from paddock.models import local
-from paddock.models.local import WEIGHTS_FILE, check_weights, find_weights
+from paddock.models.local import WEIGHTS_FILE, find_weights
 
 CONTENT = b"GGUF and more"
 
@@ -93,12 +93,3 @@ def test_the_installed_package_is_used_without_importing_it(tmp_path: Path, monk
     monkeypatch.setattr(local, "WEIGHTS_MODULE", package.name)
     assert find(tmp_path / "cache") == (package / WEIGHTS_FILE, [])
     assert package.name not in sys.modules
-
-
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"PK")
-    with pytest.raises(ConfigError, match="no GGUF"):
-        check_weights(file)
-    file.write_bytes(CONTENT)
-    assert check_weights(file) == file

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paddock.models.local import find_local_weights
+from paddock.models.gguf_files import models_folder
+from paddock.models.local import find_default_weights
 from paddock.models.replay.tokenizer import decode, encode
 from paddock.web.token_texts import decode_tokens, open_decoder
 
@@ -30,7 +31,7 @@ def test_a_part_of_a_character_has_no_text() -> None:
 
 
 def test_a_local_model_is_decoded_with_its_file() -> None:
-    assert find_local_weights() is not None
+    assert find_default_weights(models_folder()) is not None
     decoder = open_decoder("local")
     assert decoder is not None
     assert decoder(1) == "<|im_start|>"

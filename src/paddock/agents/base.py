@@ -129,6 +129,9 @@ class AgentBase(ABC):
     """The release that is fetched; empty for a program that is the user's own."""
     size_mb: ClassVar[int] = 0
     """Its size on the disk."""
+    prompt_tokens: ClassVar[int] = 0
+    """About how many tokens its first prompt has, the task left out: measured, at four characters a token. 0: not
+    known."""
     live_events: ClassVar[bool] = False
     """Whether it reports what it does while it runs."""
     clean_abort: ClassVar[bool] = False

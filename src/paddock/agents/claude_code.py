@@ -68,6 +68,7 @@ class ClaudeCode(Agent):
     dialect: ClassVar[str] = "anthropic"
     version: ClassVar[str] = "2.1.197"
     size_mb: ClassVar[int] = 245
+    prompt_tokens: ClassVar[int] = 4900
     live_events: ClassVar[bool] = True
     clean_abort: ClassVar[bool] = True
     mcp_transports: ClassVar[tuple[McpTransport, ...]] = ("stdio", "sse", "streamable-http")

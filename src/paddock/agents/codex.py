@@ -64,6 +64,7 @@ class Codex(Agent):
     dialect: ClassVar[str] = "responses"
     version: ClassVar[str] = "0.166.0"
     size_mb: ClassVar[int] = 325
+    prompt_tokens: ClassVar[int] = 8400
     live_events: ClassVar[bool] = True
     clean_abort: ClassVar[bool] = True
     mcp_transports: ClassVar[tuple[McpTransport, ...]] = ("stdio", "streamable-http")

@@ -51,6 +51,7 @@ class GeminiCli(Agent):
     answer_timeout: ClassVar[float] = 60.0
     version: ClassVar[str] = "0.61.0"
     size_mb: ClassVar[int] = 75
+    prompt_tokens: ClassVar[int] = 10500
     live_events: ClassVar[bool] = True
     clean_abort: ClassVar[bool] = True
     mcp_transports: ClassVar[tuple[McpTransport, ...]] = ("stdio", "sse", "streamable-http")

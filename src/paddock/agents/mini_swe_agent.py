@@ -54,6 +54,7 @@ class MiniSweAgent(Agent):
     name: ClassVar[str] = "mini-swe-agent"
     version: ClassVar[str] = "2.4.6"
     size_mb: ClassVar[int] = 35
+    prompt_tokens: ClassVar[int] = 800
     live_events: ClassVar[bool] = True
     tools: ClassVar[AgentTools] = AgentTools(
         run=lambda command: ("bash", {"command": command}),

@@ -42,6 +42,7 @@ class OpenCode(Agent):
     drivers: ClassVar[tuple[str, ...]] = ("run", "serve")
     version: ClassVar[str] = "1.18.33"
     size_mb: ClassVar[int] = 183
+    prompt_tokens: ClassVar[int] = 7000
     live_events: ClassVar[bool] = True
     clean_abort: ClassVar[bool] = True
     mcp_transports: ClassVar[tuple[McpTransport, ...]] = ("stdio", "sse", "streamable-http")

@@ -40,6 +40,7 @@ class Pi(Agent):
     name: ClassVar[str] = "pi"
     version: ClassVar[str] = "1.5.0"
     size_mb: ClassVar[int] = 13
+    prompt_tokens: ClassVar[int] = 1300
     live_events: ClassVar[bool] = True
     mcp_transports: ClassVar[tuple[McpTransport, ...]] = ("stdio", "streamable-http")
     supports_skills: ClassVar[bool] = True

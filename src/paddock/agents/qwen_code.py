@@ -65,6 +65,7 @@ class QwenCode(Agent):
     name: ClassVar[str] = "qwen-code"
     version: ClassVar[str] = "0.24.4"
     size_mb: ClassVar[int] = 70
+    prompt_tokens: ClassVar[int] = 15000
     live_events: ClassVar[bool] = True
     mcp_transports: ClassVar[tuple[McpTransport, ...]] = ("stdio", "sse", "streamable-http")
     tools: ClassVar[AgentTools] = AgentTools(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.config import HF_TOKEN, OPENAI_API_KEY, PADDOCK_MODEL_API_KEY, user_cache_folder
+from paddock.config import HF_TOKEN, OPENAI_API_KEY, PADDOCK_MODEL_API_KEY
 from paddock.errors import ConfigError
 from paddock.loopback import is_loopback
 from paddock.models.endpoint import Endpoint, parse_model_url
@@ -23,7 +22,7 @@ HF_ROUTER = "https://router.huggingface.co/v1"
 DEMO = "demo"
 FORMS = (
     "use http(s)://host:port[/v1], vllm://org/repo, hf-router://org/repo:provider, "
-    "demo, replay:FILE, local or local:FILE.gguf"
+    "demo, replay:FILE, local, local:FILE.gguf or local:NAME"
 )
 _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)*(:[\w.-]+)?")
 
@@ -47,7 +46,8 @@ async def open_model(
     hf-router://org/repo:provider  that model at Hugging Face, with `hf_token` or HF_TOKEN
     demo                           recorded answers that solve every shipped task, for a first look without a model
     replay:FILE                    a script or a recording, played by `paddock.models.replay`
-    local, local:FILE.gguf         a small model, or the one in FILE, on this machine's processor
+    local                          a small model on this machine's processor
+    local:FILE.gguf, local:NAME    the model in that file, or in one of that name that was downloaded before
 
     The key for a server is `api_key`, else PADDOCK_MODEL_API_KEY, else OPENAI_API_KEY; the last one is not
     sent in the clear to another machine.
@@ -72,13 +72,14 @@ async def open_model(
             engine = "openai" if server.script.engine == "text" else server.script.engine
             yield Endpoint(server.url, name or server.script.model, label=spec, engine=engine)
     elif spec == "local" or spec.startswith("local:"):
-        from paddock.models.local import check_installed, check_weights, find_weights, open_local_server
+        from paddock.models.gguf_files import find_gguf, models_folder
+        from paddock.models.local import check_installed, find_weights, open_local_server
 
         file = spec.removeprefix("local").removeprefix(":")
         if spec == "local:":
             raise ConfigError("local: names no file", hint=FORMS)
         check_installed()
-        weights = check_weights(Path(file)) if file else await find_weights(user_cache_folder() / "models", log)
+        weights = find_gguf(file) if file else await find_weights(models_folder(), log)
         async with open_local_server(weights, log) as url:
             yield Endpoint(url, name or weights.stem, label=spec, engine="llamacpp")
     else:

