@@ -60,25 +60,21 @@ class _InMemory:
 class _InFolder:
     id: str
     place: str
-    is_member: bool = False
-    """Whether it is one of several. Then a folder that cannot be read is a task that cannot be run: see `load`."""
 
     def load(self) -> Task:
-        """The task. One of several that cannot be read is refused when it is run, and the others can be used."""
+        """The task. One that cannot be read is refused when it is run, so that the others of a set can be used."""
         try:
             return read_task_folder(self.place)
         except TaskError as error:
-            if not self.is_member:
-                raise
             problem = {UNREADABLE: {"message": error.message, "hint": error.hint}}
             return Task(UNREADABLE_INSTRUCTION, id=self.id, metadata=problem, source=self.place)
 
 
-def _member_id(folder: Path) -> str:
+def _folder_id(folder: Path) -> str:
     try:
         return task_folder_id(folder)
     except TaskError:
-        return folder.name
+        return folder.resolve().name
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +107,13 @@ class TaskSet(Sequence[Task]):
         if not root.is_dir():
             raise TaskError(f"{root} is not a folder", hint="name a task folder, or a folder of task folders")
         if is_task_folder(root):
-            return cls._of([_InFolder(task_folder_id(root), str(root))])
+            return cls._of([_InFolder(_folder_id(root), str(root))])
         folders = [child for child in sorted(root.iterdir()) if is_task_folder(child)]
         if not folders:
             raise TaskError(
                 f"{root} holds no task", hint="a task is a folder with instruction.md; name it or the folder above it"
             )
-        return cls._of([_InFolder(_member_id(folder), str(folder), is_member=True) for folder in folders])
+        return cls._of([_InFolder(_folder_id(folder), str(folder)) for folder in folders])
 
     @classmethod
     def from_jsonl(cls, path: str | Path) -> TaskSet:

@@ -70,12 +70,13 @@ class TaskCheck:
     """Those of the run that is being checked."""
 
     async def run(self) -> list[Result]:
-        results = [self._check_keys()]
+        is_readable = UNREADABLE not in self.task.metadata
+        results = [self._check_keys()] if is_readable else []
         try:
             check_can_run(self.task, self.backend)
         except TaskError as error:
             name = "the task can be run here"
-            fault = UNREADABLE if UNREADABLE in self.task.metadata else UNSUPPORTED
+            fault = UNSUPPORTED if is_readable else UNREADABLE
             return [*results, Result(name, "failed", error.message, error.hint, fault=fault)]
         results.append(self._check_files())
         if self.task.image is None:
