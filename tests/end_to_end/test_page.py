@@ -87,7 +87,7 @@ def test_the_table_shows_what_the_store_holds(page: Page, recorded: Path) -> Non
         total = store.count()
     expect(page.get_by_text(f"{total} rollouts")).to_be_visible()
     expect(page.locator(".rollouts .virtual .row").first).to_contain_text("solve")
-    expect(page.locator(".figures .card")).to_have_count(5)
+    expect(page.locator(".figures .card")).to_have_count(6)
 
 
 def test_a_search_narrows_the_table_and_stays_in_the_address(page: Page) -> None:
@@ -152,13 +152,36 @@ def test_two_of_a_group_are_compared(page: Page, recorded: Path) -> None:
     boxes.nth(1).check()
     group.get_by_role("button", name="Compare two").click()
     expect(page.get_by_role("heading", name="Where two rollouts part")).to_be_visible()
-    expect(page.locator(".side-by-side .panel")).to_have_count(2)
+    expect(page.locator("table.compared th a")).to_have_count(2)
 
 
 def test_differing_rollouts_show_where_they_differ(page: Page, ids: dict[str, str]) -> None:
     go(page, f"#/compare/{ids['solve']}/{ids['wrong']}")
     expect(page.locator(".token.parted")).to_have_count(2)
     expect(page.get_by_text("then differ in")).to_be_visible()
+
+
+def test_any_two_rollouts_are_compared_word_by_word(page: Page, ids: dict[str, str]) -> None:
+    go(page, "#/compare")
+    page.get_by_label("Rollout A").fill(ids["solve"])
+    page.get_by_label("Rollout B").fill(ids["wrong"])
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".compared-rows .differs").first).to_be_visible()
+    expect(page.locator("mark.word-gone").first).to_be_visible()
+    page.keyboard.press("j")
+    expect(page.locator(".compared-rows .differs").first).to_be_focused()
+    page.get_by_role("link", name="Files", exact=True).click()
+    expect(page.locator(".diff-new")).to_be_visible()
+    page.set_viewport_size({"width": 390, "height": 800})
+    go(page, f"#/compare?a={ids['solve']}&b={ids['wrong']}")
+    boxes = [
+        page.locator(".differs").filter(has=page.locator("mark")).first.locator("> div").nth(at).bounding_box()
+        for at in (0, 1)
+    ]
+    assert boxes[0] is not None
+    assert boxes[1] is not None
+    assert boxes[0]["y"] + boxes[0]["height"] <= boxes[1]["y"]
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_a_tree_shows_its_branches_and_compares_two(browser: Browser, tmp_path: Path) -> None:
@@ -190,7 +213,7 @@ def test_a_tree_shows_its_branches_and_compares_two(browser: Browser, tmp_path: 
             box.check()
         page.get_by_role("button", name="Compare two").click()
         expect(page.locator(".token.parted")).to_have_text(["<8>", "<9>"])
-        expect(page.locator(".side-by-side .item")).to_contain_text(["Solved.", "Lost."])
+        expect(page.locator(".compared-row .item")).to_contain_text(["Solved.", "Lost."])
         go(page, "#/rollouts/r-fork/tree")
         expect(page.locator("tr[aria-current]")).to_contain_text("r-fork")
 
@@ -246,6 +269,59 @@ def test_the_transcript_shows_thoughts_tools_diffs_and_images(page: Page, ids: d
     expect(page.get_by_text("an image that is not shown").first).to_be_visible()
 
 
+MARKDOWN = """# Title
+Text with **bold**, _soft_, `code`, __init__ and 2 * 3 * 4.
+
+- one
+  - [x] two
+1. first
+
+| a | b |
+|---|--:|
+| `x|y` | 2 |
+
+```python
+if True:  # why
+    return "text"
+```
+
+[site](https://example.com/a_(b)) [bad](javascript:alert(1)) ![seen](https://example.com/i.png) <b>tag</b>
+"""
+
+
+def test_markdown_becomes_nodes_and_hostile_text_stays_text(page: Page) -> None:
+    made = page.evaluate(
+        """async source => {
+            const { markdown } = await import("./js/markdown.js");
+            const node = markdown(source);
+            const tags = [...node.querySelectorAll("*")].map((each) => each.tagName);
+            const links = [...node.querySelectorAll("a")].map((each) => [each.getAttribute("href"), each.rel]);
+            return { text: node.innerText, html: node.innerHTML, tags, links };
+        }""",
+        MARKDOWN,
+    )
+    tags = set(made["tags"])
+    assert {"H3", "STRONG", "EM", "CODE", "UL", "OL", "LI", "TABLE", "TH", "TD", "PRE"} <= tags
+    assert not tags & {"B", "IMG", "SCRIPT"}
+    assert made["links"] == [
+        ["https://example.com/a_(b)", "noopener noreferrer nofollow"],
+        ["https://example.com/i.png", "noopener noreferrer nofollow"],
+    ]
+    for text in ("__init__", "2 * 3 * 4", "[bad](javascript:alert(1))", "<b>tag</b>", "☑ two"):
+        assert text in made["text"], text
+    assert 'class="code-comment"># why' in made["html"]
+    took = page.evaluate(
+        """async pieces => {
+            const { markdown } = await import("./js/markdown.js");
+            const start = performance.now();
+            for (const piece of pieces) markdown(piece.repeat(5000));
+            return performance.now() - start;
+        }""",
+        ["*a ", "[", "`` ` ", "> ", "- ", "**a_", "|a|\n|-|\n", "![a](", "~~~\n", "http://", "  - a\n"],
+    )
+    assert took < 20_000
+
+
 def test_what_an_agent_wrote_is_text_and_does_nothing(browser: Browser, url: str, ids: dict[str, str]) -> None:
     collected: list[str] = []
     with a_page(browser, url) as page:
@@ -259,6 +335,42 @@ def test_what_an_agent_wrote_is_text_and_does_nothing(browser: Browser, url: str
         assert page.title() != "owned"
         assert page.locator("main script, main style, main a[href^=javascript], main img").count() == 0
     assert {re.sub(r"^(https?://[^/]+).*", r"\1", each) for each in collected} == {url}
+
+
+def test_long_outputs_are_folded_and_tools_have_spans(browser: Browser, tmp_path: Path) -> None:
+    tool = {"id": "t1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "seq 100"}'}}
+    lines = "\n".join(f"line {number}" for number in range(100))
+    said = {"role": "assistant", "content": "I **count**.", "tool_calls": [tool]}
+    history = [{"role": "user", "content": "Count."}, said, {"role": "tool", "tool_call_id": "t1", "content": lines}]
+    with Store.open(tmp_path) as store:
+        store.begin(record := RolloutRecord("r-tools", "task", started_at=0.5))
+        for index, (start, message) in enumerate(((1.0, said), (7.0, {"role": "assistant", "content": "Done."}))):
+            messages = history[: 1 + 2 * index]
+            call = Call(
+                f"c{index}", index, request={"messages": messages}, message=message, started=start, ended=start + 1
+            )
+            store.save_call("r-tools", call)
+            store.add_event("r-tools", Event(start + 1, "call", {"call": call.id}))
+        record.outcome, record.finished_at = Outcome.OK, 9.0
+        store.finish(record)
+    with paddock("view", "--store", str(tmp_path), "--no-open") as url, a_page(browser, url) as page:
+        go(page, "#/rollouts/r-tools")
+        result = page.locator(".item.result")
+        expect(result).to_contain_text("82 lines hidden")
+        expect(result).to_contain_text("line 99")
+        expect(result).not_to_contain_text("line 50")
+        result.get_by_role("button", name="Show all 100 lines").click()
+        expect(result).to_contain_text("line 50")
+        expect(page.locator(".said-assistant strong")).to_have_text("count")
+        page.keyboard.press("m")
+        expect(page.locator(".said-assistant").first).to_contain_text("I **count**.")
+        page.keyboard.press("n")
+        page.keyboard.press("n")
+        expect(page.locator(".item.tool")).to_be_focused()
+        expect(page.get_by_role("navigation", name="Outline").get_by_role("button")).to_have_count(4)
+        go(page, "#/rollouts/r-tools/timeline")
+        page.get_by_role("link", name="bash of c0: 5.0 s. seq 100").click()
+        expect(page.locator(".item.tool")).to_be_focused()
 
 
 def test_the_parts_of_a_rollout_have_places_of_their_own(page: Page, ids: dict[str, str]) -> None:
@@ -502,7 +614,7 @@ def test_a_broken_store_is_reported_once(browser: Browser, tmp_path: Path) -> No
         unpack(tmp_path / "again")
         (tmp_path / "again" / "store.db").replace(folder / "store.db")
         go(page, "#/rollouts")
-        expect(page.locator(".figures .card")).to_have_count(5)
+        expect(page.locator(".figures .card")).to_have_count(6)
         context.close()
 
 

@@ -11,6 +11,7 @@ from paddock.rollouts.sandboxes import pack_files
 from paddock.store import Store
 from paddock.store.outcome import Outcome
 from paddock.store.record import RolloutRecord
+from paddock.web.compare import align_items
 from paddock.web.mounts import create_view_app
 from paddock.web.read_store import ReadStore
 from rollouts.played import a_task, needs_bwrap, rolled, shell
@@ -202,12 +203,12 @@ def test_results_know_their_calls(browser: Browser, ids: dict[str, str]) -> None
     [call] = [item for item in items if item["kind"] == "tool_call"]
     [result] = [item for item in items if item["kind"] == "tool_result"]
     assert (call["name"], call["arguments"]) == ("write", {"content": "7", "filePath": "answer.txt"})
-    assert call["change"] == {"path": "answer.txt", "before": None, "after": "7"}
+    assert call["changes"][0] == {"path": "answer.txt", "before": None, "after": "7"}
     assert (result["id"], result["name"], result["text"]) == (call["id"], "write", "written")
 
 
 def test_an_edit_shows_both_sides(browser: Browser, ids: dict[str, str]) -> None:
-    changes = [item["change"] for item in transcript(browser, ids["image"]) if item.get("change")]
+    changes = [change for item in transcript(browser, ids["image"]) for change in item.get("changes", ())]
     assert changes[1] == {"path": "answer.txt", "before": "41", "after": "42"}
 
 
@@ -321,7 +322,8 @@ def test_the_first_difference_is_found(browser: Browser, store: Store, ids: dict
     assert answer["first"]["a"]["piece"]["id"] == a.prompt_token_ids[place]
     assert answer["first"]["b"]["piece"]["id"] == b.prompt_token_ids[place]
     assert [piece["id"] for piece in answer["first"]["a"]["before"]] == a.prompt_token_ids[place - 24 : place]
-    assert answer["messages"]["a"]["text"] != answer["messages"]["b"]["text"]
+    first = next(row for row in answer["messages"]["rows"] if row["kind"] == "differs")
+    assert first["a"]["text"] != first["b"]["text"]
 
 
 def test_of_two_that_go_on_alike_one_may_be_longer(browser: Browser, store: Store) -> None:
@@ -330,3 +332,32 @@ def test_of_two_that_go_on_alike_one_may_be_longer(browser: Browser, store: Stor
     answer = browser.api(f"compare?a={short.rollout_id}&b={longer.rollout_id}")
     assert answer["first"]["where"] in ("prompt", "completion")
     assert answer["calls"] == {"a": 2, "b": 4}
+
+
+def test_messages_of_one_kind_stand_next_to_each_other(browser: Browser, ids: dict[str, str]) -> None:
+    a, b = ids["solve"], ids["wrong"]
+    rows = browser.api(f"compare?a={a}&b={b}")["messages"]["rows"]
+    for row in rows:
+        if row["kind"] == "same":
+            assert row["count"] > 0
+        elif row["a"] is not None and row["b"] is not None:
+            assert (row["a"]["kind"], row["a"].get("name")) == (row["b"]["kind"], row["b"].get("name"))
+    for side, rollout_id in (("a", a), ("b", b)):
+        items = browser.api(f"rollouts/{rollout_id}/transcript")["items"]
+        shown = sum(1 for row in rows if row.get(side)) + sum(row["count"] for row in rows if row["kind"] == "same")
+        assert shown == sum(item["kind"] != "note" for item in items)
+
+
+def test_long_transcripts_are_not_aligned() -> None:
+    a, b = [b"x", *(b"a%d" % each for each in range(2000)), b"y"], [b"x", b"b", b"y"]
+    assert list(align_items(a, b)) == [
+        (True, (0, 1), (0, 1)),
+        (False, (1, 2001), (1, 2)),
+        (True, (2001, 2002), (2, 3)),
+    ]
+
+
+def test_files_of_two_rollouts_are_compared(browser: Browser, ids: dict[str, str]) -> None:
+    answer = browser.api(f"compare/files?a={ids['solve']}&b={ids['wrong']}")
+    assert [change["path"] for change in answer["changes"]] == ["answer.txt"]
+    assert browser.api(f"compare/files?a={ids['solve']}&b={ids['solve']}")["changes"] == []

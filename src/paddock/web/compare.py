@@ -1,25 +1,29 @@
-"""Two rollouts compared: how many tokens they share, and where they first differ."""
+"""Two rollouts compared: the tokens they share, their transcripts next to each other, and the files they left."""
 
 from __future__ import annotations
 
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from paddock.store import partial_read
-from paddock.store.packing import ID_BYTES, pack_ids, unpack_ids
+from paddock.store.packing import ID_BYTES, encode, pack_ids, unpack_ids
 from paddock.store.sequences import common_prefix
-from paddock.web import tokens
+from paddock.web import detail, tokens
 from paddock.web.read_store import summarize_head
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Iterator
 
     from paddock.store.partial_read import CallHead
     from paddock.web.loaded_rollout import LoadedRollout
 
 CONTEXT_TOKENS = 24
 """Tokens before the first that differs."""
-FOLLOWING_ITEMS = 30
-"""Items of each transcript from the first that differs."""
+MAX_ROWS = 400
+MAX_ALIGNED_ITEMS = 1000
+MAX_DISTANCE = 8
+"""How far an item may be from the one of its kind that stands next to it."""
 OTHER_ROLES = ("title", "retried", "compaction", "subagent")
 
 
@@ -115,21 +119,75 @@ def _token_context(
 
 
 def _messages(first: LoadedRollout, second: LoadedRollout) -> dict[str, Any] | None:
-    """The first items of the transcripts that differ, and what follows in both; notes are skipped."""
+    """Both transcripts in rows: what is the same, and next to each other what differs. None if nothing differs."""
     a, b = _comparable_items(first), _comparable_items(second)
-    at = next(
-        (at for at, (one, other) in enumerate(zip(a, b, strict=False)) if _content(one) != _content(other)), None
-    )
-    if at is None:
-        if len(a) == len(b):
-            return None
-        at = min(len(a), len(b))
+    keys_a, keys_b = [_content(item) for item in a], [_content(item) for item in b]
+    if keys_a == keys_b:
+        return None
+    rows: list[dict[str, Any]] = []
+    for is_same, (from_a, to_a), (from_b, to_b) in align_items(keys_a, keys_b):
+        if is_same:
+            rows += _same_rows(a[from_a:to_a], b[from_b:to_b])
+        else:
+            rows += _differing_rows(a[from_a:to_a], b[from_b:to_b])
+    return {"rows": rows[:MAX_ROWS], "left": max(0, len(rows) - MAX_ROWS)}
+
+
+def align_items(a: list[bytes], b: list[bytes]) -> Iterator[tuple[bool, tuple[int, int], tuple[int, int]]]:
+    """What is the same and what is not, in order. Between the first and the last difference, long lists are not
+    searched for equal items: that takes the product of both lengths."""
+    start = next((at for at, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+    end = 0
+    while end < min(len(a), len(b)) - start and a[-1 - end] == b[-1 - end]:
+        end += 1
+    until_a, until_b = len(a) - end, len(b) - end
+    yield True, (0, start), (0, start)
+    if max(until_a - start, until_b - start) > MAX_ALIGNED_ITEMS:
+        yield False, (start, until_a), (start, until_b)
+    else:
+        matcher = SequenceMatcher(None, a[start:until_a], b[start:until_b], autojunk=False)
+        for tag, a1, a2, b1, b2 in matcher.get_opcodes():
+            yield tag == "equal", (start + a1, start + a2), (start + b1, start + b2)
+    yield True, (until_a, len(a)), (until_b, len(b))
+
+
+def _same_rows(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last item stands for the others: it is what the difference follows."""
+    if not a:
+        return []
+    skipped = {"kind": "same", "from": a[0]["seq"], "to": a[-2]["seq"], "count": len(a) - 1} if len(a) > 1 else None
+    return [*([skipped] if skipped else []), {"kind": "shared", "a": a[-1], "b": b[-1]}]
+
+
+def _differing_rows(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Items of the same kind stand next to each other, in their order."""
+    rows: list[dict[str, Any]] = []
+    rest = list(b)
+    for item in a:
+        at = next((at for at, other in enumerate(rest[:MAX_DISTANCE]) if _kind(other) == _kind(item)), None)
+        if at is None:
+            rows.append({"kind": "differs", "a": item, "b": None})
+            continue
+        rows += [{"kind": "differs", "a": None, "b": each} for each in rest[:at]]
+        rows.append({"kind": "differs", "a": item, "b": rest[at]})
+        rest = rest[at + 1 :]
+    return rows + [{"kind": "differs", "a": None, "b": each} for each in rest]
+
+
+def compare_files(connection: sqlite3.Connection, first: LoadedRollout, second: LoadedRollout) -> dict[str, Any]:
+    """The work folders that both left; `changes` is None if one of them was not stored."""
+    a, b = (detail.read_folder(connection, rollout) for rollout in (first, second))
+    if a is None or b is None:
+        return {
+            "changes": None,
+            "same": 0,
+            "missing": [each.id for each, folder in ((first, a), (second, b)) if folder is None],
+        }
+    changes = detail.compare_folders(a, b)
     return {
-        "a": a[at] if at < len(a) else None,
-        "b": b[at] if at < len(b) else None,
-        "same": at,
-        "after": {"a": a[at : at + FOLLOWING_ITEMS], "b": b[at : at + FOLLOWING_ITEMS]},
-        "left": {"a": max(len(a) - at - FOLLOWING_ITEMS, 0), "b": max(len(b) - at - FOLLOWING_ITEMS, 0)},
+        "changes": changes,
+        "same": sum(path in b and b[path] == content for path, content in a.items()),
+        "missing": [],
     }
 
 
@@ -137,6 +195,10 @@ def _comparable_items(rollout: LoadedRollout) -> list[dict[str, Any]]:
     return [item for item in rollout.items if item["kind"] != "note" and item["label"] not in OTHER_ROLES]
 
 
-def _content(item: dict[str, Any]) -> tuple[Any, ...]:
+def _content(item: dict[str, Any]) -> bytes:
     """What is compared of an item: not the id of a tool call, which is random."""
-    return tuple(item.get(name) for name in ("kind", "role", "text", "name", "arguments", "data"))
+    return encode([item.get(name) for name in ("kind", "role", "text", "name", "arguments", "data")])
+
+
+def _kind(item: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(item.get(name) for name in ("kind", "role", "name"))

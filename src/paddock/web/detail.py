@@ -157,27 +157,41 @@ def read_file(
 
 def file_changes(connection: sqlite3.Connection, rollout: LoadedRollout) -> list[dict[str, Any]]:
     """The folder compared with the files of the task; where those are unknown, all of it as `present`."""
-    digest = rollout.head.get("workdir_blob")
-    if digest is None:
+    folder = read_folder(connection, rollout)
+    if folder is None:
         return []
     task_files = _task_files(connection, rollout.head)
-    changes = []
+    if task_files is None:
+        return [describe_change(path, None, after, "present") for path, after in folder.items()]
+    return compare_folders(task_files, folder)
+
+
+def read_folder(connection: sqlite3.Connection, rollout: LoadedRollout) -> dict[str, bytes] | None:
+    """The files that the agent left, of large ones the beginning. None if the folder was not stored."""
+    digest = rollout.head.get("workdir_blob")
+    if digest is None:
+        return None
     members = _members(connection, rollout, str(digest))
-    names = sorted(members)[:MAX_FILES]
     archive = memoryview(read_blob(connection, str(digest)))
-    for path in names:
+    files = {}
+    for path in sorted(members)[:MAX_FILES]:
         start = members[path].offset_data
-        after = bytes(archive[start : start + min(MAX_DIFF_BYTES, members[path].size)])
-        before = None if task_files is None else task_files.get(path)
-        if before is not None and before[:MAX_DIFF_BYTES] == after:
-            continue
-        kind = "present" if task_files is None else "added" if before is None else "changed"
-        changes.append(_change(path, before, after, kind))
-    removed = sorted(set(task_files or ()) - set(names))
-    return changes + [_change(path, (task_files or {})[path], None, "removed") for path in removed]
+        files[path] = bytes(archive[start : start + min(MAX_DIFF_BYTES, members[path].size)])
+    return files
 
 
-def _change(path: str, before: bytes | None, after: bytes | None, kind: str) -> dict[str, Any]:
+def compare_folders(before: dict[str, bytes], after: dict[str, bytes]) -> list[dict[str, Any]]:
+    """What was added and changed, then what was removed."""
+    changes = []
+    for path, content in after.items():
+        old = before.get(path)
+        if old is None or old[:MAX_DIFF_BYTES] != content:
+            changes.append(describe_change(path, old, content, "added" if old is None else "changed"))
+    removed = sorted(set(before) - set(after))
+    return changes + [describe_change(path, before[path], None, "removed") for path in removed]
+
+
+def describe_change(path: str, before: bytes | None, after: bytes | None, kind: str) -> dict[str, Any]:
     return {
         "path": path,
         "before": None if before is None else decode_text(before[:MAX_DIFF_BYTES]),

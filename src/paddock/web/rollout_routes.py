@@ -70,6 +70,7 @@ class RolloutRoutes:
             ("/api/export", self.export),
             ("/api/compare", self.compare),
             ("/api/compare/files", self.compare_files),
+            ("/api/compare/files", self.compare_files),
             ("/api/live", self.live),
             (one, self.one),
             (f"{one}/transcript", self.transcript),

@@ -36,6 +36,11 @@ function linesOf(text) {
 /** @param {string[]} old @param {string[]} now @param {(kind: Line["kind"]) => (text: string) => Line} as @returns {Line[]} */
 function diffMiddle(old, now, as) {
   if (!old.length || !now.length || old.length * now.length > MOST_CELLS) return [...old.map(as("gone")), ...now.map(as("new"))];
+  return alignPieces(old, now);
+}
+
+/** The pieces of two sequences, with as many of them equal as possible; takes the product of both lengths. @param {string[]} old @param {string[]} now @returns {Line[]} */
+export function alignPieces(old, now) {
   const wide = now.length + 1;
   const longest = new Uint32Array((old.length + 1) * wide);
   for (let i = old.length - 1; i >= 0; i--) {
@@ -55,7 +60,9 @@ function diffMiddle(old, now, as) {
     } else if (longest[(i + 1) * wide + j] >= longest[i * wide + j + 1]) lines.push({ kind: "gone", text: old[i++] });
     else lines.push({ kind: "new", text: now[j++] });
   }
-  return [...lines, ...old.slice(i).map(as("gone")), ...now.slice(j).map(as("new"))];
+  while (i < old.length) lines.push({ kind: "gone", text: old[i++] });
+  while (j < now.length) lines.push({ kind: "new", text: now[j++] });
+  return lines;
 }
 
 /** A change of a file, with a few lines around what changed. @param {{path: string, before: string | null, after: string | null, binary?: boolean}} change */

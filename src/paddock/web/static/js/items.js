@@ -12,8 +12,13 @@ const USUAL_ROLES = ["agent", "system", "user", "assistant", "tool"];
 /** Arguments that are a program for a shell, and those that only describe it. */
 const COMMANDS = ["command", "cmd", "script"];
 
-/** One entry. @param {any} item @param {string} id of its rollout @param {boolean} [asSource] messages as they were sent, without Markdown */
-export function itemElement(item, id, asSource = false) {
+/**
+ * One entry.
+ * @param {any} item
+ * @param {string} id of its rollout
+ * @param {{asSource?: boolean, body?: Node | null}} [options] messages as they were sent, without Markdown; another body
+ */
+export function itemElement(item, id, { asSource = false, body: other = null } = {}) {
   const { title, body, kind } = described(item, asSource);
   const side = item.role && !USUAL_ROLES.includes(item.role) ? item.role : item.label && !["agent", "main"].includes(item.label) ? item.label : null;
   return h(
@@ -29,7 +34,7 @@ export function itemElement(item, id, asSource = false) {
       item.seconds === undefined || item.seconds === null ? null : h("span", { class: "muted" }, duration(item.seconds)),
       item.at ? h("time", { class: "muted" }, clockTime(item.at)) : null,
     ),
-    body,
+    other ?? body,
   );
 }
 

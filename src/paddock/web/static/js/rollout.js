@@ -21,6 +21,8 @@ import { treePanel } from "./tree.js";
  *   onItems: (take: (items: any[]) => void) => void, onCalls: (take: (calls: any[]) => void) => void}} Scene
  */
 
+const ANOTHER = "another";
+
 /** @type {{name: string, title: string, draw: (scene: Scene) => Node | Promise<Node>}[]} */
 const TABS = [
   { name: "transcript", title: "Transcript", draw: transcriptPanel },
@@ -166,13 +168,13 @@ function shareLink(id) {
 
 /** @param {string} id @param {any[]} siblings */
 function compareChoice(id, siblings) {
-  if (!siblings.length) return null;
-  const go = (/** @type {any} */ event) => event.target.value && (location.hash = placeUrl(["compare", id, event.target.value]));
+  const go = (/** @type {any} */ event) => event.target.value && (location.hash = placeUrl(["compare", id, ...(event.target.value === ANOTHER ? [] : [event.target.value])]));
   return h(
     "select",
-    { "aria-label": "Compare with another rollout of the group", onchange: go },
+    { "aria-label": "Compare with another rollout", onchange: go },
     h("option", { value: "" }, "Compare with…"),
     siblings.map((each) => h("option", { value: each.rollout_id }, `${each.rollout_id.slice(0, 24)} · ${each.outcome ? outcomeText(each.outcome) : each.stage} · ${rewardText(each.reward)}`)),
+    h("option", { value: ANOTHER }, "another rollout…"),
   );
 }
 

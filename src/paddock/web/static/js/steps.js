@@ -1,7 +1,7 @@
 /** The steps of a task: how each one ended, and what it scored. */
 
 import { h } from "./dom.js";
-import { count, duration, rewardText } from "./format.js";
+import { count, duration, outcomeText, rewardClass, rewardText } from "./format.js";
 
 const TITLES = ["Step", "Outcome", "Reward", "Took", "Calls", "Exit code", "Tests", "Reason"];
 const NUMBERS = new Set(["Reward", "Took", "Calls", "Exit code"]);
@@ -33,8 +33,8 @@ function stepRow(step) {
     "tr",
     null,
     h("th", { scope: "row" }, step.name),
-    h("td", null, step.outcome ?? (reached ? "not ended" : "not reached")),
-    h("td", { class: "number" }, rewardText(step.reward)),
+    h("td", null, step.outcome ? outcomeText(step.outcome) : (reached ? "not ended" : "not reached")),
+    h("td", { class: `number ${rewardClass(step.reward)}` }, rewardText(step.reward)),
     h("td", { class: "number" }, step.seconds === null ? "–" : duration(step.seconds)),
     h("td", { class: "number" }, reached ? count(step.calls) : "–"),
     h("td", { class: "number" }, step.exit_code === null ? "–" : String(step.exit_code)),

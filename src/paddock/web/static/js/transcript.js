@@ -30,7 +30,7 @@ export async function transcriptPanel({ id, rollout, place, signal, onItems }) {
   /** @param {any[]} items */
   function add(items) {
     for (const item of items) {
-      if (item.seq === null) ahead.appendChild(itemElement(item, id, asSource));
+      if (item.seq === null) ahead.appendChild(itemElement(item, id, { asSource }));
       else if (item.seq >= next) {
         next = item.seq + 1;
         shown.push(item);
@@ -46,7 +46,7 @@ export async function transcriptPanel({ id, rollout, place, signal, onItems }) {
     const last = list.lastElementChild;
     if (item.note === "stage" && last?.classList.contains("stages")) last.querySelector("p")?.append(` · ${stageText(item)}`);
     else {
-      const entry = itemElement(item.note === "stage" ? { ...item, text: stageText(item) } : item, id, asSource);
+      const entry = itemElement(item.note === "stage" ? { ...item, text: stageText(item) } : item, id, { asSource });
       if (item.note === "stage") entry.classList.add("stages");
       list.appendChild(entry);
       outline.add(item, entry);

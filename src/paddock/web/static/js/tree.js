@@ -2,7 +2,7 @@
 
 import { get, isShared } from "./api.js";
 import { empty, h } from "./dom.js";
-import { rewardClass, rewardText } from "./format.js";
+import { outcomeText, rewardClass, rewardText } from "./format.js";
 import { outcomeTag } from "./rollouts.js";
 import { placeUrl } from "./router.js";
 
@@ -95,7 +95,7 @@ function lines(branches) {
         above === undefined ? null : h("line", { class: "fork", x1: x(start), x2: x(start), y1: above * ROW + ROW / 2, y2: y }),
         h("line", { class: branch.is_pruned ? "fork" : "calls", x1: x(start), x2: x(end), y1: y, y2: y }),
         Array.from({ length: Math.min(end - start, 200) }, (_, number) => h("circle", { class: "call", cx: x(start + number), cy: y, r: 2 })),
-        branch.is_pruned ? null : h("circle", { class: "leaf", cx: x(end), cy: y, r: RADIUS }, h("title", null, `${branch.rollout_id}: ${branch.outcome ?? branch.stage}, reward ${rewardText(branch.reward)}`)),
+        branch.is_pruned ? null : h("circle", { class: "leaf", cx: x(end), cy: y, r: RADIUS }, h("title", null, `${branch.rollout_id}: ${branch.outcome ? outcomeText(branch.outcome) : branch.stage}, reward ${rewardText(branch.reward)}`)),
       );
     }),
   );
