@@ -26,17 +26,6 @@ OWN = (user_namespace.NOBODY,) * 2 if os.geteuid() == 0 else (os.geteuid(), os.g
 SINGLE = Identity("single", (IdRange(0, OWN[0], 1),), (IdRange(0, OWN[1], 1),), "chosen by the test")
 
 
-def report_owner(folder: str) -> None:
-    os.chdir(int(folder))
-    Path("file").touch()
-    os.chown("file", 33, 34)
-    print(os.getuid(), os.getgid(), os.stat("file").st_uid, os.stat("file").st_gid)
-
-
-def wait_long() -> None:
-    time.sleep(60)
-
-
 @pytest.mark.parametrize("identity", [None, SINGLE], ids=["best", "single"])
 def test_a_program_is_root_in_its_namespace(identity: Identity | None) -> None:
     assert run_in_namespace(["id", "-u"], identity, timeout=20) == b"0\n"
@@ -51,7 +40,7 @@ def test_files_belong_to_the_ids_that_the_identity_names(tmp_path: Path) -> None
     assert group is not None
     os.chown(tmp_path, owner, group)
     folder = os.open(tmp_path, os.O_RDONLY)
-    output = call_in_namespace(f"{__name__}:report_owner", [str(folder)], pass_fds=[folder], timeout=20)
+    output = call_in_namespace("sandbox.inside_namespace:report_owner", [str(folder)], pass_fds=[folder], timeout=20)
     os.close(folder)
     assert output == b"0 0 33 34\n"
     status = (tmp_path / "file").stat()
@@ -85,7 +74,7 @@ def test_a_program_that_takes_too_long_is_killed() -> None:
 def test_a_call_ends_with_the_process_that_started_it() -> None:
     script = (
         "import sys; from paddock.sandbox.user_namespace import start_in_namespace as start;"
-        "print(start('sandbox.test_user_namespace:wait_long').pid, flush=True); sys.stdin.read()"
+        "print(start('sandbox.inside_namespace:wait_long').pid, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None

@@ -97,7 +97,7 @@ def test_numbers_that_need_no_answer_are_forgotten(serve_fast: Serve) -> None:
         ws.send({"type": "mcp", "id": number, "data": note})
     assert ws.ask({"type": "state", "id": 6})["id"] == 6
     [session] = server.service.manager._sessions.values()
-    assert not session.ledger._under_way
+    assert not session.reply_cache._under_way
 
 
 class Spent(Adder):

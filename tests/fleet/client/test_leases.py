@@ -366,13 +366,11 @@ def test_at_the_limit_creates_wait_their_turn_in_order() -> None:
             await env.step_async({"done": True})
 
     async def main() -> None:
-        await asyncio.gather(*(episode(number) for number in range(8)))
+        await asyncio.gather(*(episode(number) for number in range(5)))
 
     heard = Heard()
-    with lab(limit=2) as plane:
-        began = time.monotonic()
+    with lab(limit=1) as plane:
         asyncio.run(main())
-        assert time.monotonic() - began < 8
         assert plane.running == []
     assert order == sorted(order)
     assert heard.count("fleet_make_waiting") > 0
