@@ -193,6 +193,8 @@ def test_a_batch_of_forks_is_resumed_at_its_fork_or_later(store: Store) -> None:
             await forked(store, server, source, at=3, n=1, batch_id="b-one", budget=Budget(calls=2))
             await forked(store, server, source, at=3, n=2, resume="b-one", budget=Budget(calls=4))
             server.log.clear()
+            with pytest.raises(ConfigError, match=r"it was a fork of .* at c3 .* and is a fork of .* at c2"):
+                await forked(store, server, source, at=2, resume="b-one")
             again = await forked(store, server, source, at=3, n=2, resume="b-one", budget=Budget(calls=9))
             assert [(record.reward, record.fork["kind"]) for record in again] == [(1.0, "resume")] * 2
             assert len(server.log) == 2

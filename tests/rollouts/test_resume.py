@@ -61,6 +61,14 @@ def test_another_policy_or_task_is_refused_by_name(
     assert store.count() == 1
 
 
+def test_a_batch_of_other_tasks_is_refused(store: Store) -> None:
+    batch(store, batch_id="b-one")
+    with pytest.raises(ConfigError, match="no rollout of another") as caught:
+        batch(store, resume="b-one", tasks=[a_task(id="another")])
+    assert "answer" in (caught.value.hint or "")
+    assert len(batch(store, batch_id="b-one", tasks=[a_task(id="another")]).records) == 1
+
+
 def in_environment(store: Store, **options: Any) -> BatchResult:
     chosen: dict[str, Any] = {"env": Counter, "seed": 3, "agent": LoopAgent(), "retries": 0, **options}
     return batch(store, tasks=[Task("Count.", id="count")], **chosen)

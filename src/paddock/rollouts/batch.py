@@ -21,7 +21,14 @@ from paddock.errors import ConfigError, StoreError
 from paddock.retry import Backoff
 from paddock.rollouts.circuit_breaker import CircuitBreaker
 from paddock.rollouts.fork import ForkPoint
-from paddock.rollouts.resume import check_unchanged, has_diverged, has_larger_limits, is_settled
+from paddock.rollouts.resume import (
+    check_is_its_task,
+    check_same_fork,
+    check_unchanged,
+    has_diverged,
+    has_larger_limits,
+    is_settled,
+)
 from paddock.rollouts.rollout import Rollout, new_rollout_id
 from paddock.rollouts.scene import AGENT_STAGE
 from paddock.sandbox import choose_backend
@@ -216,11 +223,14 @@ class Batch:
     def _settled_members(self) -> dict[MemberKey, RolloutRecord]:
         """Members of an earlier run of this batch that need not be run again. Others continue where they ended.
 
-        Raises ConfigError if that run had another agent, model, sampling or task."""
+        Raises ConfigError if that run had another agent, model, sampling, fork or task."""
         earlier = self._store.list(batch_id=self.batch_id, newest_first=False)
         tasks = list({member.task.id: member.task for member in self.members}.values())
-        check_unchanged(self.batch_id, earlier, tasks, self.context.describe())
         config, settled = self.context.config, {}
+        check_unchanged(self.batch_id, earlier, tasks, self.context.describe())
+        check_same_fork(self.batch_id, earlier, config.fork)
+        if config.resume is not None:
+            check_is_its_task(self.batch_id, earlier, tasks)
         by_id = {task.id: task for task in tasks}
         for record in earlier:
             key = (record.task_hash, record.task_id, record.member)

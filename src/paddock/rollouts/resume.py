@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from paddock.rollouts.config import RunConfig
+    from paddock.rollouts.fork import ForkPoint
     from paddock.store import Store
     from paddock.store.record import RolloutRecord
     from paddock.tasks.task import Task
@@ -39,6 +40,7 @@ MAY_CHANGE = frozenset(
 """Settings that may differ when a batch is resumed: the endpoint's URL, budgets, deadlines, what is kept."""
 HINT = "give what the batch was run with, or leave the batch out to begin a new one"
 LISTED_BATCHES = 5
+LISTED_TASKS = 5
 
 
 def check_batch_exists(store: Store, batch_id: str) -> None:
@@ -60,6 +62,28 @@ def check_unchanged(batch_id: str, records: Iterable[RolloutRecord], tasks: Sequ
             changes.append(f"task {record.task_id} has changed")
         if changes:
             raise ConfigError(f"batch {batch_id} cannot go on: {'; '.join(changes)}", hint=HINT)
+
+
+def check_is_its_task(batch_id: str, records: Sequence[RolloutRecord], tasks: Sequence[Task]) -> None:
+    """Raises ConfigError if all rollouts of a batch are of other tasks: then another batch is meant."""
+    known = dict.fromkeys(record.task_id for record in records)
+    if known and known.keys().isdisjoint(task.id for task in tasks):
+        names = ", ".join(list(known)[:LISTED_TASKS])
+        raise ConfigError(f"batch {batch_id} has no rollout of {tasks[0].id}", hint=f"it has rollouts of {names}")
+
+
+def check_same_fork(batch_id: str, records: Iterable[RolloutRecord], fork: ForkPoint | None) -> None:
+    """Raises ConfigError if the rollouts of a batch were forked from another call. Those that continue one do not
+    say where it was forked."""
+    current = _describe_fork({} if fork is None else fork.describe())
+    for record in records:
+        earlier = _describe_fork(record.fork)
+        if record.fork.get("kind") != "resume" and earlier != current:
+            raise ConfigError(f"batch {batch_id} cannot go on: it was {earlier} and is {current}", hint=HINT)
+
+
+def _describe_fork(fork: Mapping[str, Any]) -> str:
+    return f"a fork of {fork['source']} at c{fork['at']} ({fork['policy']})" if fork else "no fork"
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
