@@ -60,7 +60,7 @@ def command(
     registry: str | None,
     as_json: bool,
 ) -> int:
-    """Find out what an environment, a server or a task gets wrong.
+    """Test an environment, a server at a URL, or tasks.
 
     For a task it checks that the solution scores 1.0 and that doing nothing scores less. It warns about tests that
     run the agent's program without paddock-run.

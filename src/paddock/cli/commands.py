@@ -13,17 +13,17 @@ from paddock.errors import ConfigError
 
 COMMANDS = {
     "serve": ("paddock.cli.serve", "Serve an environment over HTTP, WebSocket and MCP."),
-    "check": ("paddock.cli.check", "Find out what an environment or a server gets wrong."),
-    "rollout": ("paddock.cli.rollout", "Run a coding agent on tasks, capture its tokens, score its work."),
+    "check": ("paddock.cli.check", "Test an environment, a server at a URL, or tasks."),
+    "rollout": ("paddock.cli.rollout", "Run a coding agent on tasks, record its tokens, score its work."),
     "tasks": ("paddock.cli.tasks", "List, fetch and check task sets."),
-    "agents": ("paddock.cli.agents", "List the agents that can be run, and fetch them."),
+    "agents": ("paddock.cli.agents", "List and install agents."),
     "image": ("paddock.cli.image", "Pull, import, build and remove images."),
-    "trace": ("paddock.cli.trace", "Look at rollouts, and take them out of the store."),
-    "view": ("paddock.cli.view", "Look at rollouts in the browser."),
-    "fleet": ("paddock.cli.fleet", "Host environments as Fleet does, and run tasks on them."),
-    "e2b": ("paddock.cli.e2b", "Run programs that were written for E2B on this machine."),
-    "probe": ("paddock.cli.probe", "Find out what a model endpoint gives back."),
-    "new": ("paddock.cli.new", "Start a project for an environment of your own."),
+    "trace": ("paddock.cli.trace", "List, show, export and delete rollouts."),
+    "view": ("paddock.cli.view", "Show rollouts in the browser."),
+    "fleet": ("paddock.cli.fleet", "Start a Fleet-compatible control plane, and run tasks on it."),
+    "e2b": ("paddock.cli.e2b", "Start a local server that E2B's SDK can use."),
+    "probe": ("paddock.cli.probe", "Find out what a model endpoint returns: tokens, logprobs or text."),
+    "new": ("paddock.cli.new", "Create a project with an environment, a test and a Dockerfile."),
     "doctor": ("paddock.cli.doctor", "Check what this machine has and lacks."),
 }
 
@@ -67,4 +67,4 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="paddock")
 def paddock() -> None:
-    """Environments for LLM agents: serve them, run agents in them, keep every token."""
+    """Serve environments to LLM agents, run agents in them, and record every token."""

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 @click.group("e2b")
 def command() -> None:
-    """Run programs that were written for E2B on this machine.
-
-    \b
-    paddock e2b up      a server that E2B's own clients can use
-    """
+    """Start a local server that E2B's SDK can use."""
 
 
 @command.command("up")

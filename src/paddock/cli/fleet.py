@@ -58,7 +58,7 @@ sys.__stdout__.write("\\n" + json.dumps(descriptions))
 
 @click.group("fleet")
 def command() -> None:
-    """Host environments as Fleet does, and run tasks on them or on Fleet itself.
+    """Start a Fleet-compatible control plane, and run tasks on it or on Fleet itself.
 
     \b
     paddock fleet up                            host environments on this machine
@@ -115,7 +115,9 @@ def up(
     as_json: bool,
     **plane_settings: Any,
 ) -> None:
-    """Host environments until Ctrl-C or SIGTERM; then every instance is stopped.
+    """Host environments until Ctrl-C or SIGTERM.
+
+    Every instance is stopped then.
 
     Without --env, notes and echo are hosted; with it, notes and what it names. TARGET is what `paddock serve`
     takes. The same KEY may be given several times, with a VERSION each.

@@ -270,7 +270,9 @@ async def end_instances(address: PlaneAddress, instance_ids: tuple[str, ...], ru
 @store_option()
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def report(batch_id: str | None, env_key: str | None, hours: float | None, store: Path | None, as_json: bool) -> None:
-    """Summarize rollouts: outcomes, errors by environment, provisioning times."""
+    """Summarize rollouts.
+
+    Prints outcomes, errors by environment, and provisioning times."""
     from contextlib import closing
 
     from paddock.fleet.report import read_report

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from paddock.fleet.client.settings import PlaneAddress
     from paddock.store.record import RolloutRecord
 
-SANDBOX_FIELDS = ("agent", "driver", "env", "seed", "sandbox", "consent", "context_tokens")
+SANDBOX_FIELDS = (
+    *("agent", "driver", "env", "seed", "sandbox", "network", "verifier_mode", "consent", "context_tokens"),
+    *("snapshots", "snapshot_limits_total_bytes", "snapshot_limits_days"),
+)
 NOT_FOR_FLEET = (*SANDBOX_FIELDS, "mode", "stall_timeout", "top_logprobs", "weight_version", "engine")
 
 
@@ -53,9 +56,11 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Run tasks with a tool-calling agent, capture every token, and have each graded by its verifier.
+    """Run tasks with a tool-calling agent.
 
-    TASKS.json is a list of tasks, or {"tasks": […]}: task_key, prompt, env_key, and if you like env_version,
+    Every token is captured, and each rollout is graded by the verifier of its task.
+
+    TASKS.json is a list of tasks, or {"tasks": […]}: task_key, prompt, env_key, and optionally env_version,
     data_key, data_version, env_variables, task_modality, verifier_code. The key of the model is read from
     PADDOCK_MODEL_API_KEY (or OPENAI_API_KEY, HF_TOKEN). Ends with 0 if every rollout has outcome ok, with 1 if not.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
 def command(store: Path | None, host: str, port: int, auth_token: str | None, no_open: bool, as_json: bool) -> None:
-    """Look at rollouts in the browser: while they run and afterwards, down to each token."""
+    """Show rollouts in the browser, while they run and afterwards."""
     view(store, host, port, auth_token, open_browser=not no_open, as_json=as_json)
 
 
