@@ -34,7 +34,7 @@ export async function changesPanel(scene) {
     "div",
     { class: "stack" },
     byCall,
-    changes.length ? changesOf(changes) : null,
+    changes.length ? changesOf(changes) : rollout.has_workdir ? h("p", { class: "muted" }, "The agent changed none of the task's files, and added none.") : null,
     h(
       "div",
       { class: "files" },

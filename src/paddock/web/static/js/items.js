@@ -9,6 +9,8 @@ import { placeUrl } from "./router.js";
 
 const RASTER = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 const USUAL_ROLES = ["agent", "system", "user", "assistant", "tool"];
+/** Longer thoughts are opened by a click. */
+const SHORT_THOUGHT = 400;
 /** Arguments that are a program for a shell, and those that only describe it. */
 const COMMANDS = ["command", "cmd", "script"];
 
@@ -44,7 +46,7 @@ function described(item, asSource) {
     case "message":
       return { title: item.role === "assistant" || item.role === "agent" ? "Agent" : item.role === "system" ? "System" : "User", kind: `said-${item.role === "agent" ? "assistant" : item.role}`, body: item.role === "system" ? closed(item.text, "system prompt", asSource) : message(item.text, asSource) };
     case "thinking":
-      return { title: "Thinking", kind: "thought", body: closed(item.text, "thought", asSource) };
+      return { title: "Thinking", kind: "thought", body: item.text.length < SHORT_THOUGHT ? message(item.text, asSource) : closed(item.text, "thought", asSource) };
     case "tool_call":
       return { title: `Tool ${item.name}`, kind: "tool", body: item.changes ? item.changes.map(diffBlock) : argumentsElement(item.arguments) };
     case "tool_result":

@@ -75,5 +75,5 @@ function argument(value) {
 
 /** @param {string} text */
 function firstWords(text) {
-  return text.slice(0, 400).replace(/^[\s#>*`-]+/, "").replace(/\s+/g, " ").trim();
+  return text.slice(0, 400).replace(/\*\*|`/g, "").replace(/^[\s#>*-]+/, "").replace(/\s+/g, " ").trim();
 }

@@ -3,7 +3,8 @@
 import { address, get, isShared, live, post } from "./api.js";
 import { announce, broken, copyable, empty, fill, h } from "./dom.js";
 import { bytesText, count, dateTime, duration, modelName, outcomeText, rewardClass, rewardText } from "./format.js";
-import { useKeys } from "./keys.js";
+import { folded, message } from "./folded.js";
+import { useKeys, walkKeys } from "./keys.js";
 import { outcomeTag } from "./rollouts.js";
 import { placeUrl } from "./router.js";
 import { changesPanel } from "./changes.js";
@@ -23,18 +24,31 @@ import { treePanel } from "./tree.js";
 
 const ANOTHER = "another";
 
-/** @type {{name: string, title: string, draw: (scene: Scene) => Node | Promise<Node>}[]} */
+/** What an outcome says of the rollout, in front of the reason. @type {Record<string, string>} */
+const WHAT_BROKE = {
+  task: "The task could not be run",
+  agent: "The agent failed",
+  model: "The model failed",
+  sandbox: "The sandbox failed",
+  environment: "The environment failed",
+  verifier: "The verifier failed",
+  timeout: "Out of time",
+  budget: "The budget is used up",
+  cancelled: "Stopped",
+};
+
+/** Tabs without keys of their own have `sections`: j and k go through them. @type {{name: string, title: string, sections?: string, draw: (scene: Scene) => Node | Promise<Node>}[]} */
 const TABS = [
   { name: "transcript", title: "Transcript", draw: transcriptPanel },
   { name: "timeline", title: "Timeline", draw: timelinePanel },
   { name: "graph", title: "Calls", draw: graphPanel },
   { name: "tokens", title: "Tokens", draw: tokensPanel },
   { name: "tree", title: "Tree", draw: treePanel },
-  { name: "verifier", title: "Verifier", draw: verifierPanel },
-  { name: "files", title: "Files", draw: changesPanel },
-  { name: "sandbox", title: "Sandbox", draw: sandboxPanel },
-  { name: "logs", title: "Logs", draw: logsPanel },
-  { name: "config", title: "Configuration", draw: configPanel },
+  { name: "verifier", title: "Verifier", sections: ".panel", draw: verifierPanel },
+  { name: "files", title: "Files", sections: ".diff, .call-changes details", draw: changesPanel },
+  { name: "sandbox", title: "Sandbox", sections: ".panel", draw: sandboxPanel },
+  { name: "logs", title: "Logs", sections: ".panel", draw: logsPanel },
+  { name: "config", title: "Configuration", sections: ".panel", draw: configPanel },
 ];
 
 /** @param {import("./router.js").Place} place @param {AbortSignal} signal */
@@ -102,6 +116,7 @@ export async function rolloutView(place, signal) {
     ],
     signal,
   );
+  if (activeTab.sections) walkKeys(body, activeTab.sections, signal, { next: "j", previous: "k", what: activeTab.name === "files" ? "change" : "section" });
   Promise.resolve()
     .then(() => activeTab.draw(scene))
     .then((panel) => fill(body, panel))
@@ -136,13 +151,18 @@ function headOf(rollout) {
     h("div", { class: "rollout-title" }, h("h1", null, rollout.task_id), outcomeTag(rollout), h("span", { class: `rollout-reward ${rewardClass(rollout.reward)}` }, `reward ${rewardText(rollout.reward)}`), rollout.live ? h("span", { class: "live-dot" }, "live") : null),
     h("p", { class: "muted" }, facts.filter(Boolean).join(" · ")),
     h("p", { class: "muted mono" }, rollout.rollout_id),
-    because ? h("p", { class: "error-text" }, because) : null,
+    because ? h("p", null, h("strong", null, whatBroke(rollout)), h("span", { class: "error-text" }, because)) : null,
     parts.length ? h("p", { class: "reward-parts" }, parts.map(([name, value]) => h("span", null, h("span", { class: "muted" }, `${name} `), h("strong", { class: rewardClass(Number(value)) }, rewardText(Number(value)))))) : null,
   );
   return [
     about,
     isShared ? null : h("div", { class: "actions" }, rollout.live ? abortButton(rollout.rollout_id) : null, shareLink(rollout.rollout_id), compareChoice(rollout.rollout_id, siblings)),
   ];
+}
+
+/** @param {any} rollout */
+function whatBroke(rollout) {
+  return rollout.outcome === "ok" ? "No reward: " : rollout.outcome ? `${WHAT_BROKE[rollout.outcome] ?? rollout.outcome}: ` : "";
 }
 
 /** @param {string} id */
@@ -185,11 +205,12 @@ function verifierPanel({ rollout }) {
     h("tr", null, h("td", null, dateTime(score.at)), h("td", { class: "number" }, rewardText(score.reward)), h("td", null, score.reason ?? ""), h("td", null, score.note ?? "")),
   );
   if (!stdout && !stderr && !rollout.outcome && !rollout.steps?.length) return empty("The verifier has not run yet", h("p", null, "It runs in a sandbox of its own once the agent is done."));
+  if (!stdout && !stderr && code === null && !scores.length && !rollout.steps?.length) return empty("Not verified", h("p", null, rollout.reward_reason || "The rollout ended before its work could be scored."));
   return h(
     "div",
     { class: "stack" },
     stepPanel(rollout.steps ?? []),
-    h("p", null, `Reward ${rewardText(rollout.reward)}`, rollout.reward_reason ? ` (${rollout.reward_reason})` : "", code === null || code === undefined ? "" : `, the tests ended with ${code}`),
+    h("p", null, "Reward ", h("strong", { class: rewardClass(rollout.reward) }, rewardText(rollout.reward)), rollout.reward_reason ? ` (${rollout.reward_reason})` : "", code === null || code === undefined ? "" : `, the tests ended with ${code}`),
     mode ? h("p", { class: "muted" }, `Mode ${mode}${reason ? `: ${reason}` : ""}`) : null,
     logBlock("What it printed", stdout),
     stderr ? logBlock("Errors it printed", stderr) : null,
@@ -208,7 +229,7 @@ function logsPanel({ rollout }) {
 
 /** @param {string} title @param {string} text */
 function logBlock(title, text) {
-  return h("section", { class: "panel" }, h("h2", null, title, h("span", { class: "muted" }, `  ${bytesText(text.length)}`)), h("pre", { tabindex: 0 }, text || "(nothing)"));
+  return h("section", { class: "panel" }, h("h2", null, title, h("span", { class: "muted" }, `  ${bytesText(text.length)}`)), text ? folded(text) : h("p", { class: "muted" }, "(nothing)"));
 }
 
 /** @param {Scene} scene */
@@ -217,7 +238,7 @@ function configPanel({ rollout }) {
     "div",
     { class: "stack" },
     h("section", { class: "panel" }, h("h2", null, "Run this again"), copyable(rollout.rerun ?? "")),
-    h("section", { class: "panel" }, h("h2", null, "Instruction"), h("pre", { tabindex: 0 }, rollout.instruction ?? "")),
+    h("section", { class: "panel" }, h("h2", null, "Instruction"), message(rollout.instruction ?? "")),
     h("section", { class: "panel" }, h("h2", null, "Configuration"), h("pre", { tabindex: 0 }, JSON.stringify(rollout.config, null, 2))),
     Object.keys(rollout.metadata ?? {}).length ? h("section", { class: "panel" }, h("h2", null, "Metadata"), h("pre", { tabindex: 0 }, JSON.stringify(rollout.metadata, null, 2))) : null,
   );

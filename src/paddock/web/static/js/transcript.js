@@ -7,6 +7,8 @@ import { useKeys, walkKeys } from "./keys.js";
 import { Outline, showEntry } from "./outline.js";
 
 const ITEMS_A_PAGE = 200;
+/** Entries among which a reported text is searched. */
+const RECENT = 8;
 
 /** @param {import("./rollout.js").Scene} scene */
 export async function transcriptPanel({ id, rollout, place, signal, onItems }) {
@@ -30,8 +32,10 @@ export async function transcriptPanel({ id, rollout, place, signal, onItems }) {
   /** @param {any[]} items */
   function add(items) {
     for (const item of items) {
-      if (item.seq === null) ahead.appendChild(itemElement(item, id, { asSource }));
-      else if (item.seq >= next) {
+      if (item.seq === null) {
+        // Some agents report a text after its call has ended: it is there already.
+        if (!shown.slice(-RECENT).some((each) => each.text?.trim() === item.text?.trim() && item.text)) ahead.appendChild(itemElement(item, id, { asSource }));
+      } else if (item.seq >= next) {
         next = item.seq + 1;
         shown.push(item);
         append(item);
