@@ -1,8 +1,8 @@
-"""How quick the page is: `python -m bench.page [--rollouts 100000] [--calls 2000]`.
+"""How quick the page is: `python -m bench.page [--rollouts 100000] [--transcripts 10000] [--calls 2000]`.
 
-Makes a store with so many rollouts, one of them with many calls and one with a million sampled tokens, serves the
-page over it, and prints how long the first views take over HTTP, and how long an event needs from a process
-that writes it to a browser that listens.
+Makes a store with so many rollouts, some of them with transcripts, one with many calls and one with a million sampled
+tokens, serves the page over it, and prints how long the first views take over HTTP, how long a search in the
+transcripts takes, and how long an event needs from a process that writes it to a browser that listens.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,13 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.capture.trace import Call, Event, Level
 from paddock.store import Store, rows
+from paddock.store.calls import save as save_call
 from paddock.store.outcome import Outcome
 from paddock.store.record import RolloutRecord
+from paddock.store.sequences import WriteCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TASKS, BATCHES, ROUNDS = 300, 50, 7
+SYLLABLES = ("lor", "em", "ip", "sum", "dol", "sit", "am", "et", "con", "sec", "tet", "ur", "ad", "ip", "isc", "ing")
 MANY, MILLION = "r-many-calls", "r-million-tokens"
 OUTCOMES = [*[Outcome.OK] * 16, Outcome.TIMEOUT, Outcome.AGENT, Outcome.MODEL, Outcome.BUDGET]
 
@@ -59,14 +63,44 @@ def a_record(source: random.Random, number: int) -> RolloutRecord:
     )
 
 
-def make(folder: Path, rollouts: int, calls: int) -> None:
+def a_transcript(source: random.Random, number: int) -> list[Call]:
+    """Four calls with outputs of tools of some 10,000 characters. One in a hundred has a rare error."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"Fix the failing test {number}."}]
+    calls = []
+    for index in range(4):
+        words = [f"{source.choice(SYLLABLES)}{source.choice(SYLLABLES)}" for _ in range(400)]
+        if source.randrange(400) == 0:
+            words[200:200] = ["RareError:", "the", "needle", "was", "not", "found"]
+        function = {"name": "bash", "arguments": json.dumps({"command": f"pytest tests/test_{words[0]}.py"})}
+        message = {
+            "role": "assistant",
+            "content": f"I look at {words[1]}.",
+            "tool_calls": [{"id": f"t{index}", "function": function}],
+        }
+        calls.append(
+            Call(f"c{index}", index, request={"messages": list(messages)}, message=message, started=1.0, ended=2.0)
+        )
+        messages += [message, {"role": "tool", "tool_call_id": f"t{index}", "content": " ".join(words)}]
+    return calls
+
+
+def make(folder: Path, rollouts: int, calls: int, transcripts: int) -> None:
     """The store that is measured."""
     source = random.Random(7)
     with Store.open(folder) as store:
         with store._database.write() as connection:
             for number in range(rollouts):
                 record = a_record(source, number)
-                rows.finish(connection, rows.insert(connection, record, store._owner.to_text()), record)
+                key = rows.insert(connection, record, store._owner.to_text())
+                if number >= rollouts - transcripts:
+                    cache = WriteCache(key)
+                    for call in a_transcript(source, number):
+                        save_call(connection, cache, call)
+                rows.finish(connection, key, record)
+        indexed, began = 0, time.perf_counter()
+        while found := store.index_transcripts():
+            indexed += found
+        print(f"{indexed} rollouts indexed in {time.perf_counter() - began:.1f} s", file=sys.stderr)
         long_rollout(store, MANY, calls, sampled=40, tool_tokens=10, alternatives=0)
         long_rollout(store, MILLION, 200, sampled=5000, tool_tokens=100, alternatives=3)
 
@@ -139,7 +173,18 @@ PATHS = {
     "stats of everything": "stats",
     "stats of one task": "stats?task=task-007",
     "stats of one model": "stats?model=qwen3-4b",
+    "rewards over time": "learning",
+    "rewards by batch, for each task": "learning?by=batch&split=task",
+    "batches": "batches?limit=50",
+    "causes": "causes",
     "groups": "groups?limit=50",
+}
+FIRST_VIEW = ("rollouts?limit=100", "facets", "stats", "learning")
+SEARCHES = {
+    "search of a rare word": "needle",
+    "search of a phrase": "%22the+needle+was+not+found%22",
+    "search of two frequent words": "look+failing",
+    "search of the beginning of a word": "lor",
 }
 
 
@@ -190,6 +235,7 @@ def live_latency(view: View, folder: Path, rounds: int = 20) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.page", description=__doc__)
     parser.add_argument("--rollouts", type=int, default=100_000)
+    parser.add_argument("--transcripts", type=int, default=10_000)
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--store", type=Path, help="keep the store here, and use it again")
     options = parser.parse_args()
@@ -197,17 +243,29 @@ def main() -> None:
         folder = options.store or Path(made_up)
         if not (folder / "store.db").exists():
             began = time.perf_counter()
-            make(folder, options.rollouts, options.calls)
+            make(folder, options.rollouts, options.calls, options.transcripts)
             print(f"store made in {time.perf_counter() - began:.1f} s", file=sys.stderr)
         with View(folder) as view:
             print(f"{'over ' + str(options.rollouts) + ' rollouts':44} {'first':>9} {'median':>9} {'kB':>8}")
+            print(f"{'first view: its four requests at once':44} {first_view(view) * 1000:6.1f} ms")
             for name, path in PATHS.items():
                 report(view, name, path)
+            for name, query in SEARCHES.items():
+                report(view, f"{name}: table", f"rollouts?limit=100&q={query}")
+                report(view, f"{name}: figures", f"stats?q={query}")
             for rollout, last in ((MANY, f"c{options.calls - 1}"), (MILLION, "c199")):
                 for name, path in first_views(view, rollout, last):
                     report(view, f"{rollout}: {name}", path)
             delays = sorted(live_latency(view, folder))
             print(f"event to listener: median {median(delays) * 1000:.0f} ms, worst {delays[-1] * 1000:.0f} ms")
+
+
+def first_view(view: View) -> float:
+    """From the first request of the first page to the last byte of the last answer, with nothing cached."""
+    began = time.perf_counter()
+    with ThreadPoolExecutor(len(FIRST_VIEW)) as pool:
+        list(pool.map(view.seconds, FIRST_VIEW))
+    return time.perf_counter() - began
 
 
 def report(view: View, name: str, path: str) -> None:

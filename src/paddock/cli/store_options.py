@@ -27,6 +27,7 @@ def rollout_filters(command: CommandT) -> CommandT:
             click.option("--model", help="Only rollouts of this model."),
             click.option("--outcome", help="Only rollouts that ended so."),
             click.option("--batch", "batch_id", help="Only rollouts of this batch."),
+            click.option("--tag", help="Only rollouts with this tag."),
         )
     ):
         command = option(command)

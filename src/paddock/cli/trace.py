@@ -1,4 +1,4 @@
-"""`paddock trace list|show|view|rm|prune|export`: rollouts in the store."""
+"""`paddock trace list|show|view|tag|rm|prune|export`: rollouts in the store."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from paddock.cli.trace_changes import print_changes, print_changes_of
 from paddock.cli.trace_delete import prune_command, remove_command
 from paddock.cli.trace_export import command as export_command
 from paddock.cli.trace_fidelity import describe_fork, print_differences
+from paddock.cli.trace_tag import command as tag_command
 from paddock.cli.trace_tree import print_tree
 from paddock.errors import SandboxError, StoreError
 
@@ -95,7 +96,7 @@ def show_command(
         if as_json:
             print_json(rollout_to_json(record, calls, events, opened.scores(record.rollout_id)))
             return 0
-        print_record(record)
+        print_record(record, opened.tags(record.rollout_id))
         print_sandbox(record)
         for _, event in events:
             if event.kind == "warning":
@@ -126,6 +127,7 @@ def view_command(rollout_id: str, store: Path | None, no_open: bool, as_json: bo
 
 
 command.add_command(export_command)
+command.add_command(tag_command)
 command.add_command(remove_command)
 command.add_command(prune_command)
 
@@ -190,12 +192,13 @@ def print_list(records: list[RolloutRecord]) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
-def print_record(record: RolloutRecord) -> None:
+def print_record(record: RolloutRecord, tags: list[str]) -> None:
     stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in record.stages.items())
     reward = f"{record.reward:g}" if record.reward is not None else f"none: {record.reward_reason}"
     lines = {
         "rollout": record.rollout_id,
         "task": record.task_id,
+        "tags": " ".join(tags),
         "agent": f"{record.agent} ({record.driver}) in {record.sandbox}",
         "model": record.model,
         **describe_fork(record),
@@ -209,7 +212,7 @@ def print_record(record: RolloutRecord) -> None:
         "artifacts": ", ".join(str(file["path"]) for file in record.artifacts[:LISTED_FILES]),
     }
     for name, value in lines.items():
-        if value or name not in ("verifier", "artifacts", "pauses"):
+        if value or name not in ("tags", "verifier", "artifacts", "pauses"):
             click.echo(f"{name + ':':<11}{value}")
     for step in record.steps:
         click.echo(f"step {step['name']}: {describe_step(step)}")

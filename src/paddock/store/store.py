@@ -426,7 +426,9 @@ class Store:
     def _key(self, connection: sqlite3.Connection, rollout_id: str) -> int:
         key = rows.key_of(connection, rollout_id)
         if key is None:
-            raise StoreError(f"there is no rollout {rollout_id} in {self.path}", hint="give the whole id")
+            raise StoreError(
+                f"there is no rollout {rollout_id} in {self.path}", hint="give the whole id", missing=True
+            )
         return key
 
     @contextmanager

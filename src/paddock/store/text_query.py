@@ -13,7 +13,7 @@ def split_words(query: str) -> list[str]:
     words: list[str] = []
     for place, part in enumerate(query.split('"')):
         words += [part.strip()] if place % 2 else part.split()
-    return [word for word in words if any(character.isalnum() or character == "_" for character in word)]
+    return [word for word in words if any(map(str.isalnum, word))]
 
 
 def match_expression(query: str) -> str | None:

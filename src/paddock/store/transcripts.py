@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _INDEX = (
     "CREATE VIRTUAL TABLE IF NOT EXISTS {schema}transcript_index USING"
-    " fts5 (text, content='', tokenize=\"unicode61 remove_diacritics 2 tokenchars '_'\")"
+    " fts5 (text, content='', tokenize='unicode61 remove_diacritics 2')"
 )
 TABLES = (
     """CREATE TABLE IF NOT EXISTS transcripts (
@@ -186,7 +186,7 @@ def _find(text: str, query: str) -> int | None:
     """Where the whole query stands, or else its longest word, which is the rarest as a rule."""
     words = split_words(query)
     for wanted in ([" ".join(words)] if words else []) + sorted(words, key=len, reverse=True):
-        parts = r"\s+".join(re.escape(part) for part in wanted.split())
-        if found := re.search(rf"(?<!\w){parts}", text, re.IGNORECASE):
+        parts = r"[\W_]+".join(re.findall(r"[^\W_]+", wanted))
+        if found := re.search(rf"(?<![^\W_]){parts}", text, re.IGNORECASE):
             return found.start()
     return None

@@ -70,7 +70,6 @@ class RolloutRoutes:
             ("/api/export", self.export),
             ("/api/compare", self.compare),
             ("/api/compare/files", self.compare_files),
-            ("/api/compare/files", self.compare_files),
             ("/api/live", self.live),
             (one, self.one),
             (f"{one}/transcript", self.transcript),
@@ -118,8 +117,8 @@ class RolloutRoutes:
     async def learning(self, request: Request) -> Response:
         parameters.check_names(request, (*parameters.SEARCH_NAMES, "by", "split"))
         axis = parameters.choice(request, "by", reward_series.AXES, "time")
-        name = parameters.choice(request, "split", (*reward_series.SPLITS, "none"), "none")
-        split = None if name == "none" else name
+        is_split = parameters.text(request, "split") is not None
+        split = parameters.choice(request, "split", reward_series.SPLITS, "task") if is_split else None
         condition = parameters.read_search(request)
         return json_response(request, await self.store.cached_query(stats.learning, condition, axis, split))
 

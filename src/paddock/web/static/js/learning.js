@@ -77,7 +77,7 @@ function chartOf(found, filters, choose) {
         low: point.ci?.[0],
         high: point.ci?.[1],
         isChosen: isChosen(found, point.place, filters),
-        title: `${line.name ? `${line.name}, ` : ""}${text(point.place)}: ${rewardText(point.mean)}${point.ci ? ` (95 %: ${rewardText(point.ci[0])} to ${rewardText(point.ci[1])})` : ""}, ${count(point.scored)} of ${count(point.count)} rollouts have a reward`,
+        title: `${line.name ? `${line.name}, ` : ""}${text(point.place)}: ${rewardText(point.mean)}${point.ci ? ` (95 %: ${rewardText(point.ci[0])} to ${rewardText(point.ci[1])})` : ""}, ${count(point.scored)} of ${count(point.count)} scored`,
         pick: () => choose({ ...filtersOf(found, point.place), ...(found.split ? { [found.split]: line.name } : {}) }),
       })),
     })),

@@ -228,5 +228,5 @@ function isControl(target) {
 function marked(text, query) {
   const words = query.split(/[\s"]+/).filter(Boolean).map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
   if (!words.length) return text;
-  return text.split(new RegExp(`(?<!\\w)(${words.join("|")})`, "i")).map((part, index) => (index % 2 ? h("mark", null, part) : part));
+  return text.split(new RegExp(`(?<![\\p{L}\\p{N}])(${words.join("|")})`, "iu")).map((part, index) => (index % 2 ? h("mark", null, part) : part));
 }
