@@ -61,6 +61,7 @@ def test_streams_are_listed(tmp_path: Path) -> None:
         read_training(tmp_path, "other")
 
 
-def test_a_single_value_has_no_interval() -> None:
+def test_one_or_two_values_have_no_interval() -> None:
     assert MeanReward.of(1, 0.5, 0.25) == MeanReward(1, 0.5)
+    assert MeanReward.of(2, 1.0, 1.0) == MeanReward(2, 0.5)
     assert MeanReward.of(0, None, None) == MeanReward(0)

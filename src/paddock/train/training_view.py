@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CONFIDENT = 1.96
 """Standard errors on each side of a mean: 95 %."""
+FEWEST = 3
+"""Fewer values say too little of their spread for an interval."""
 RECENT_VERSIONS = 10
 """Rewards of tasks are shown for the last of them."""
 VERSION = "coalesce(rollouts.oldest, units.oldest)"
@@ -31,7 +33,7 @@ JOINED = "rollouts JOIN units ON units.stream = rollouts.stream AND units.number
 
 @dataclass(frozen=True, slots=True)
 class MeanReward:
-    """A mean with its 95 % confidence interval, which is None for a single value."""
+    """A mean with its 95 % confidence interval, which is None for one or two values."""
 
     count: int
     mean: float | None = None
@@ -43,8 +45,8 @@ class MeanReward:
         if not count or total is None or squares is None:
             return cls(count)
         mean = total / count
-        if count == 1:
-            return cls(1, mean)
+        if count < FEWEST:
+            return cls(count, mean)
         variance = max(squares - count * mean * mean, 0.0) / (count - 1)
         margin = CONFIDENT * math.sqrt(variance / count)
         return cls(count, mean, mean - margin, mean + margin)
