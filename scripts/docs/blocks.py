@@ -34,6 +34,7 @@ REASONS = (
     "needs another service",
     "needs another project",
     "needs another engine",
+    "needs a trainer",
     "takes minutes",
 )
 """Why a block may be left out. Its commands are still parsed, and what it imports is still looked up."""
