@@ -1,7 +1,9 @@
 """The edges of the package: what it exports, what it weighs, which way its imports point."""
 
 import ast
+import importlib
 import importlib.metadata
+import inspect
 import re
 import subprocess
 import sys
@@ -239,6 +241,41 @@ def test_a_class_name_has_one_meaning() -> None:
                 if isinstance(node, ast.ClassDef):
                     homes.setdefault(node.name, []).append(path)
     assert {name for name, paths in homes.items() if len(paths) > 1} == SHARED_CLASS_NAMES.keys()
+
+
+# -- documentation --------------------------------------------------------------------------------
+
+PUBLIC_PACKAGES = (
+    "paddock",
+    "paddock.fleet",
+    "paddock.models",
+    "paddock.rollouts",
+    "paddock.sandbox",
+    "paddock.testing",
+)
+
+
+@pytest.mark.parametrize("package", PUBLIC_PACKAGES)
+def test_public_functions_and_methods_have_docstrings(package: str) -> None:
+    module = importlib.import_module(package)
+    public = {name: getattr(module, name) for name in module.__all__}
+    for name, value in list(public.items()):
+        if isinstance(value, type):
+            # Methods that pydantic and the standard library define are theirs.
+            members = inspect.getmembers(
+                value, lambda member: inspect.isroutine(member) or isinstance(member, property)
+            )
+            public |= {f"{name}.{member}": each for member, each in members if member[0] != "_" and is_ours(each)}
+    assert [name for name, value in public.items() if callable_or_property(value) and not inspect.getdoc(value)] == []
+
+
+def is_ours(member: object) -> bool:
+    function = member.fget if isinstance(member, property) else member
+    return str(getattr(function, "__module__", "")).startswith("paddock")
+
+
+def callable_or_property(value: object) -> bool:
+    return inspect.isroutine(value) or isinstance(value, type | property)
 
 
 # -- settings -------------------------------------------------------------------------------------

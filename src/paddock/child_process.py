@@ -69,6 +69,7 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
+        """Whether the process has not ended yet."""
         return not self.ended.done()
 
     # -- lines ----------------------------------------------------------------------------------------
@@ -78,6 +79,7 @@ class ChildProcess:
         self.write_line(orjson.dumps(document))
 
     def write_line(self, line: bytes) -> None:
+        """Write a line to its input, if that is still open."""
         if self._input is not None and not self._input.is_closing():
             self._input.write(line + b"\n")
 
@@ -93,6 +95,7 @@ class ChildProcess:
         return line[:-1] if line.endswith(b"\n") else None
 
     async def lines(self) -> AsyncIterator[bytes]:
+        """The lines of its output until it closes it."""
         while (line := await self.read_line()) is not None:
             yield line
 
@@ -108,14 +111,17 @@ class ChildProcess:
         return "" if self.log is None else read_tail(self.log)
 
     def describe_end(self, when: str = "") -> str:
+        """How it ended, with the end of its log, for error messages."""
         how = f"ended with code {self.ended.result()}" if self.ended.done() else "closed its output"
         return f"its process {how}{when and ' '}{when}: {self.log_tail() or 'it wrote nothing to its log'}"
 
     def close_input(self) -> None:
+        """Close its input: by convention it ends then."""
         if self._input is not None:
             self._input.close()
 
     def send_signal(self, number: signal.Signals, *, group: bool = False) -> None:
+        """Send a signal to it, or to its process group."""
         if self.is_alive:
             with suppress(ProcessLookupError):
                 (os.killpg if group else os.kill)(self.pid, number)
@@ -206,6 +212,7 @@ def _spawn(
 
 
 def read_tail(log: Path) -> str:
+    """The end of a log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
@@ -223,6 +230,7 @@ def kill_orphan(pid: int, start_time: int | None) -> bool:
 
 
 def kill_group(pid: int) -> None:
+    """Kill all processes of a group."""
     # The group is empty, or has only processes that we may not kill.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

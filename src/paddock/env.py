@@ -172,6 +172,7 @@ class ToolEnvironment(Environment[Action, Observation, State]):
 
     @classmethod
     def has_async_tools(cls) -> bool:
+        """Whether a tool is an `async` method."""
         return any(spec.is_async for spec in cls.tools.values())
 
     def _bind(self, name: str, arguments: dict[str, Any]) -> tuple[ToolSpec, dict[str, Any]]:

@@ -87,6 +87,8 @@ class PaddockError(Exception):
 
 
 class ConfigError(PaddockError, ValueError):
+    """A setting, an option or an argument cannot be used."""
+
     code = "CONFIG_ERROR"
     exit_code = 2
 
@@ -104,18 +106,24 @@ class ConcurrencyConfigurationError(ConfigError):
 
 
 class RequestError(PaddockError):
+    """A request is not as it should be. It was not executed."""
+
     code = "REQUEST_ERROR"
     http_status = 400
     rpc_code = -32600
 
 
 class InvalidJSON(RequestError):
+    """A message is not JSON."""
+
     code = "INVALID_JSON"
     http_status = 422
     rpc_code = -32700
 
 
 class UnknownType(RequestError):
+    """A message has an unknown `type`."""
+
     code = "UNKNOWN_TYPE"
 
 
@@ -140,11 +148,15 @@ class InvalidMessage(RequestError):
 
 
 class MessageTooBig(RequestError):
+    """A message is larger than the server accepts."""
+
     code = "MESSAGE_TOO_BIG"
     http_status = 413
 
 
 class Unauthorized(RequestError):
+    """The token is missing or wrong."""
+
     code = "UNAUTHORIZED"
     http_status = 401
 
@@ -157,6 +169,8 @@ class Forbidden(RequestError):
 
 
 class SessionError(PaddockError):
+    """The session cannot execute the request."""
+
     code = "SESSION_ERROR"
     http_status = 409
     rpc_code = -32600
@@ -198,6 +212,8 @@ class SessionBusy(SessionError):
 
 
 class SessionClosed(SessionError):
+    """The session has been closed."""
+
     kind = "closed"
     http_status = 410
 
@@ -209,6 +225,8 @@ class ReplyExpired(SessionError):
 
 
 class CapacityReached(SessionError):
+    """The server has no free session."""
+
     code = "CAPACITY_REACHED"
     http_status = 503
     rpc_code = -32000
@@ -221,12 +239,16 @@ class QueueTimeout(CapacityReached, TimeoutError):
 
 
 class ServerDraining(SessionError):
+    """The server is shutting down."""
+
     code = "SERVER_DRAINING"
     http_status = 503
     rpc_code = -32000
 
 
 class EnvironmentFailure(PaddockError):
+    """The environment raised an exception, or broke its contract."""
+
     code = "EXECUTION_ERROR"
 
 
@@ -272,11 +294,15 @@ class ToolFailure(EnvironmentFailure):
 
 
 class ToolNotFound(ToolFailure, LookupError):
+    """The environment has no tool of this name."""
+
     error_type = "tool_not_found"
     rpc_code = -32602
 
 
 class InvalidToolArguments(ToolFailure):
+    """The arguments of a tool call do not fit its schema."""
+
     error_type = "invalid_args"
     rpc_code = -32602
 
@@ -350,10 +376,14 @@ class StreamError(RolloutError):
 
 
 class ClientError(PaddockError):
+    """Something that the client found out, not the server."""
+
     code = "CLIENT_ERROR"
 
 
 class ConnectFailed(ClientError, ConnectionError):
+    """The server cannot be reached, or refused the connection."""
+
     code = "CONNECT_FAILED"
 
 

@@ -107,9 +107,11 @@ class RunningLoop:
 
     @property
     def is_current(self) -> bool:
+        """Whether the caller runs on the loop's thread."""
         return threading.current_thread() is self._thread
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the loop, without waiting for it."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def stop(self, *, timeout: float | None = None) -> None:

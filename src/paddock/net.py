@@ -88,6 +88,7 @@ class HttpConnection:
             streams[1].transport.abort()
 
     async def close(self) -> None:
+        """Close the connection. The next request opens a new one."""
         await self._drop()
 
     async def _exchange(

@@ -33,10 +33,12 @@ class Deadline:
 
     @property
     def seconds_left(self) -> float:
+        """Seconds until the deadline; negative after it."""
         return self._ends_at - time.monotonic()
 
     @property
     def seconds_spent(self) -> float:
+        """Seconds since it began."""
         return time.monotonic() - self._started_at
 
 

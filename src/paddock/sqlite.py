@@ -72,6 +72,7 @@ def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") 
 
 
 def read_pragma(connection: sqlite3.Connection, name: str) -> int:
+    """The value of a pragma that is a number."""
     return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
 
 
@@ -107,6 +108,7 @@ class Schema:
 
     @property
     def version(self) -> int:
+        """The version of a database with all migrations."""
         return len(self.migrations) + 1
 
     def is_initialised(self, connection: sqlite3.Connection, file: Path) -> bool:
@@ -224,6 +226,7 @@ class Database:
         return sum(file.stat().st_size for file in files if file.exists())
 
     def close(self) -> None:
+        """Close the connection. It may be called twice."""
         self._check_process()
         with self.lock, self._translate_errors():
             if self._connection is not None:

@@ -110,7 +110,8 @@ class AgentRun(ABC):
         """Ask it to stop at once. `wait` then returns."""
 
     @abstractmethod
-    def log_tail(self, count: int = 4096) -> str: ...
+    def log_tail(self, count: int = 4096) -> str:
+        """The end of what the program printed, `count` characters at most."""
 
 
 class AgentBase(ABC):

@@ -79,6 +79,7 @@ class HeadlessRun(AgentRun):
 
     @property
     def is_transcript_full(self) -> bool:
+        """Whether the transcript has reached its limit: further output is not kept."""
         return self._kept_bytes > MAX_TRANSCRIPT_BYTES
 
     def add_part(self, message: str, part: dict[str, Any]) -> None:
@@ -87,6 +88,7 @@ class HeadlessRun(AgentRun):
             report_part(part, self._report)
 
     def warn(self, warning: str) -> None:
+        """Report a warning as an event of the rollout."""
         self._report("agent_warning", {"warning": warning})
 
     def fail(self, error: str) -> None:
@@ -113,6 +115,7 @@ class HeadlessRun(AgentRun):
             await self._job.wait(STOP_GRACE_SECONDS)
 
     def log_tail(self, count: int = 4096) -> str:
+        """The end of what the program printed, `count` characters at most."""
         return self._job.tail(count)
 
     async def _read(self) -> None:

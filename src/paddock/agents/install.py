@@ -223,6 +223,7 @@ def program_text(name: str) -> str:
 
 
 def folder_name(package: str, version: str) -> str:
+    """The name of the folder in which a release of a package is installed."""
     return f"{package.removeprefix('@').replace('/', '-')}-{version}"
 
 

@@ -410,11 +410,13 @@ def decides_blame(call: Call) -> bool:
 
 
 def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    """An aiohttp request without an application. Its body may be as large as a model call."""
     loop = asyncio.get_running_loop()
     return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=LARGEST_BODY_BYTES)
 
 
 def error_response(dialect: Dialect, error: ErrorReply) -> web.Response:
+    """An error as the agent's API writes it."""
     return web.Response(body=dialect.error_body(error), status=error.status, content_type=JSON)
 
 

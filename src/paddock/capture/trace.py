@@ -140,6 +140,7 @@ class Call:
 
     @property
     def ok(self) -> bool:
+        """Whether the agent got a complete answer."""
         return self.error is None and not self.aborted
 
     def __repr__(self) -> str:
@@ -151,6 +152,7 @@ class Call:
 
     @property
     def trainable(self) -> bool:
+        """Whether the call can be trained on; `untrainable_because` has the reason if not."""
         return self.untrainable_because is None
 
     @property

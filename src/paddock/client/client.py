@@ -105,6 +105,7 @@ class Client(Generic[ObservationT]):
 
     @property
     def transport(self) -> Transport:
+        """What carries the requests."""
         return self._transport
 
     async def reset(self, /, *, timeout: float | None = None, **arguments: Any) -> StepResult[ObservationT]:

@@ -121,6 +121,7 @@ def is_one_conversation(calls: Sequence[Call]) -> bool:
 
 
 def make_sample(record: RolloutRecord, chain: CallChain, *, is_last: bool) -> Sample:
+    """One sample of a chain: the ids, the mask, and a logprob for each id."""
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
@@ -156,6 +157,7 @@ def make_sample(record: RolloutRecord, chain: CallChain, *, is_last: bool) -> Sa
 
 
 def group_id_of(record: RolloutRecord) -> str:
+    """What the rollouts of one task in one batch have in common."""
     return f"{record.batch_id or record.rollout_id}/{record.task_id}"
 
 

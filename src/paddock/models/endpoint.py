@@ -37,6 +37,7 @@ class Endpoint:
 
     @property
     def display_name(self) -> str:
+        """What records and messages call the model."""
         return self.label or self.name
 
 

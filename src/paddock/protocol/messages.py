@@ -34,6 +34,7 @@ class ResetArguments(BaseModel):
         return {**(self.__pydantic_extra__ or {}), **{k: getattr(self, k) for k in self.own_fields_set()}}
 
     def own_fields_set(self) -> set[str]:
+        """The fields of this class that the client sent."""
         return self.__pydantic_fields_set__ & type(self).model_fields.keys()
 
 
@@ -215,6 +216,7 @@ def _shorten(value: Any) -> Any:
 
 
 def write_observation(observation: Any, number: int | None = None, session: str | None = None) -> bytes:
+    """An `observation` frame. `number` is that of the request, `session` the sub-session of a vector."""
     frame: dict[str, Any] = {"type": "observation", "data": observation_data(observation)}
     if number is not None:
         frame["id"] = number
@@ -224,14 +226,17 @@ def write_observation(observation: Any, number: int | None = None, session: str 
 
 
 def write_state(state: Any, number: int | None = None, session: str | None = None) -> bytes:
+    """A `state` frame."""
     return _write("state", model_fields(state), number, session)
 
 
 def write_mcp(response: Any, number: int | None = None, session: str | None = None) -> bytes:
+    """An `mcp` frame with a JSON-RPC response."""
     return _write("mcp", response, number, session)
 
 
 def write_opened(data: dict[str, Any], session: str) -> bytes:
+    """An `opened` frame for a sub-session of a vector."""
     return _write("opened", data, None, session)
 
 
@@ -241,6 +246,7 @@ def write_queued(place: int) -> bytes:
 
 
 def write_error(error: PaddockError, number: int | None = None, session: str | None = None) -> bytes:
+    """An `error` frame."""
     return _write("error", error.to_wire(), number, session)
 
 

@@ -62,6 +62,7 @@ class Member:
 
     @property
     def key(self) -> MemberKey:
+        """What identifies the member when a batch is resumed."""
         return (self.task.hash, self.task.id, self.number)
 
 
@@ -77,10 +78,12 @@ class BatchGroup:
 
     @property
     def rewards(self) -> list[float]:
+        """The known rewards. Unknown ones are left out."""
         return [record.reward for record in self.records if record.reward is not None]
 
     @property
     def mean(self) -> float | None:
+        """The mean of the known rewards; None if no reward is known."""
         rewards = self.rewards
         return sum(rewards) / len(rewards) if rewards else None
 
@@ -106,6 +109,7 @@ class BatchResult:
 
     @property
     def groups(self) -> list[BatchGroup]:
+        """The records by task."""
         groups: dict[str, BatchGroup] = {}
         for record in self.records:
             groups.setdefault(record.task_id, BatchGroup(record.task_id)).records.append(record)
@@ -189,6 +193,7 @@ class Batch:
 
     @property
     def is_paused(self) -> bool:
+        """Whether model calls are held back."""
         return self.context.gate.is_paused
 
     async def pause(self, in_flight: InFlight = "finish", timeout: float | None = None) -> PauseReport:
@@ -326,4 +331,5 @@ def pause(attempt: int) -> float:
 
 
 def new_batch_id() -> str:
+    """An id that sorts by time."""
     return f"b{int(time.time()):08x}{secrets.token_hex(4)}"

@@ -352,6 +352,7 @@ def make_config(config: RunConfig | None, values: Mapping[str, Any]) -> RunConfi
 
 
 def check_names(values: Mapping[str, Any]) -> None:
+    """Raises ConfigError for the name of an unknown field, with the closest one as a hint."""
     names = [each.name for each in fields(RunConfig)]
     for name in values:
         if name not in names:

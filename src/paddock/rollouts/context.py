@@ -150,6 +150,7 @@ class RunContext:
         return self.config.sandbox if self.sessions is None else self.sessions.kind
 
     def mask(self, *secrets: str) -> Mask:
+        """A mask for the secrets of the run, and for these."""
         return Mask.of_endpoint(self.endpoint, (*secrets, *self.secrets))
 
     def describe(self) -> dict[str, Any]:
@@ -188,6 +189,7 @@ def check_snapshots(config: RunConfig, agent: AgentBase) -> None:
 
 
 def make_agent(config: RunConfig) -> AgentBase:
+    """The driver that a config names, or the one that it has. Raises ConfigError."""
     if not isinstance(config.agent, str):
         return config.agent
     agent = load_agent(config.agent, driver=config.driver)
@@ -226,6 +228,7 @@ async def open_run(
 
 @asynccontextmanager
 async def open_endpoint(config: RunConfig, log: Callable[[str], None] | None = None) -> AsyncIterator[Endpoint]:
+    """The endpoint of the config's model. Starts a server if the model needs one. Raises ModelError, ConfigError."""
     if isinstance(config.model, Endpoint):
         yield config.model
         return

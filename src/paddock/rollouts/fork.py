@@ -258,6 +258,7 @@ def make_replay(point: ForkPoint, recorded: RecordedCalls) -> Replay:
 
 
 def read_messages(call: Call) -> list[Any]:
+    """The messages of a recorded request; empty if its body cannot be read."""
     try:
         return list(agent_request(call)["messages"])
     except BadRequest:

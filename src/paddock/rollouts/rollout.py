@@ -110,10 +110,12 @@ class Rollout:
 
     @property
     def id(self) -> str:
+        """The rollout's id."""
         return self.record.rollout_id
 
     @property
     def calls(self) -> list[Call]:
+        """All model calls so far, in the order they began."""
         return [] if self._capture is None else self._capture.calls
 
     # -- the stages, and one outcome ----------------------------------------------------------------

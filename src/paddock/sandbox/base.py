@@ -93,6 +93,7 @@ class Command:
 
     @property
     def words(self) -> list[str]:
+        """The program and its arguments; a text runs in a shell."""
         return ["/bin/sh", "-c", self.argv] if isinstance(self.argv, str) else list(self.argv)
 
 
@@ -150,10 +151,12 @@ class Sandbox(ABC):
 
     @property
     def home(self) -> PurePosixPath:
+        """The home folder of commands."""
         return HOME
 
     @property
     def workdir(self) -> PurePosixPath:
+        """The work folder, where commands start by default."""
         return self.home / "workdir"
 
     def localize(self, text: str) -> str:
@@ -166,7 +169,8 @@ class Sandbox(ABC):
         return await job.wait(timeout)
 
     @abstractmethod
-    async def start(self, command: Command) -> Job: ...
+    async def start(self, command: Command) -> Job:
+        """Start a command and return at once. Raises SandboxError if the sandbox is gone."""
 
     def set_user(self, user: str) -> None:
         """Who runs those commands from now on that do not name a user. On an image only."""
@@ -306,6 +310,7 @@ class PathMapping:
         self._pattern = re.compile(rf"{re.escape(keep)}|(?<![\w./~-])(?:{names})(?![\w.-])")
 
     def localize(self, text: str) -> str:
+        """Replace the standard paths in a text by those of this machine."""
         if not self._places:
             return text
         return self._pattern.sub(lambda match: self._places.get(match[0], match[0]), text)

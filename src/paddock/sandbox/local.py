@@ -64,12 +64,14 @@ class LocalSandbox(GuestSandbox):
         """Make what the sandbox needs on the host. Runs in a thread; failures are cleaned up by `close`."""
 
     @abstractmethod
-    async def launch(self) -> GuestProcess: ...
+    async def launch(self) -> GuestProcess:
+        """Start the guest as a process of this machine, and return it with its socket. Raises SandboxError."""
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "oom_score": OOM_SCORE}
 
     def describe_start_failure(self, stderr: str) -> SandboxError:
+        """The error for a guest that ended before it answered, from what it printed."""
         return SandboxError(f"the {self.backend} sandbox did not start: {stderr or 'without an error message'}")
 
     async def open(self, timeout: float) -> None:
@@ -253,6 +255,7 @@ class GuestProcess:
 
     @property
     def has_ended(self) -> bool:
+        """Whether the process has ended."""
         return self.process.poll() is not None
 
     def kill(self) -> None:
@@ -287,6 +290,7 @@ class GuestProcess:
         return ""
 
     def release(self) -> None:
+        """Close the descriptors that belong to the process."""
         close_all([one for one in (self.stderr, self.bwrap_info, self.pidfd) if one is not None])
         self.socket.close()
         self.stderr = self.bwrap_info = self.pidfd = None

@@ -54,6 +54,7 @@ async def open_sandbox(
 
 
 def new_sandbox_id() -> str:
+    """A random id, unique across machines."""
     return f"sb-{secrets.token_hex(6)}"
 
 
@@ -69,6 +70,7 @@ def choose_backend(name: str, *, consent: bool) -> type[GuestSandbox]:
 
 
 def find_backend(name: str) -> type[GuestSandbox]:
+    """The class of a sandbox backend. Raises ConfigError for an unknown name."""
     if name not in BACKENDS:
         raise ConfigError(f"there is no sandbox backend {name!r}", hint=f"choose one of {', '.join(BACKENDS)}")
     module, _, attribute = BACKENDS[name].partition(":")

@@ -140,6 +140,7 @@ class RemoteSandbox(GuestSandbox):
         self._paths = PathMapping(mapped, keep=str(MOUNTS_FOLDER))
 
     def handle_event(self, event: list[Any]) -> None:
+        """Handle what the guest reports without being asked, such as an accepted connection."""
         if event[0] == "accepted":
             self._join_accepted(event[1], event[2])
         else:

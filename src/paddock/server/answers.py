@@ -78,6 +78,7 @@ def write_step(answer: Any, number: int | None = None, key: str | None = None) -
 
 
 def write_answer(work: Work, answer: Any, key: str | None = None) -> bytes:
+    """The frame for an answer: an observation, a state or an error. `key` names the sub-session of a vector."""
     if type(work.request) is not GetState or isinstance(answer, PaddockError):
         return write_step(answer, work.number, key)
     try:
@@ -92,6 +93,7 @@ def _write_unwritten(error: Exception, number: int | None, key: str | None) -> b
 
 
 def write_mcp(response: dict[str, Any], number: int | None) -> bytes:
+    """The frame for a JSON-RPC response; an error if the response cannot be written as JSON."""
     try:
         return messages.write_mcp(response, number)
     except PaddockError as error:
@@ -99,6 +101,7 @@ def write_mcp(response: dict[str, Any], number: int | None) -> bytes:
 
 
 def is_utf8(raw: bytes | str) -> bool:
+    """Whether a frame is valid text."""
     if isinstance(raw, str):
         return True
     try:

@@ -133,6 +133,7 @@ def default_config(spec: EnvironmentSpec, max_sessions: int | None, concurrency:
 
 
 def default_sessions(spec: EnvironmentSpec) -> int:
+    """The capacity of a server where nothing is set."""
     return DEFAULT_SESSIONS if spec.concurrent else 1
 
 
@@ -211,27 +212,33 @@ class InfoRoutes:
         return JSONBytes(body, 200 if status == "healthy" else 503)
 
     async def metrics(self, request: Request) -> Response:
+        """Counters and gauges in Prometheus' text format, of all workers."""
         manager = self.service.manager
         texts = [prometheus(manager.metrics, manager.statistics(), manager.worker)]
         texts += [text.decode() for text in await self._gather_from_siblings(request)]
         return PlainTextResponse(merge_texts(texts), media_type="text/plain; version=0.0.4")
 
     async def metadata(self, request: Request) -> Response:
+        """Name, version and description of the environment."""
         return JSONBytes((await self.service.metadata()).model_dump())
 
     async def schema(self, request: Request) -> Response:
+        """JSON Schemas of the environment's action, observation and state."""
         return JSONBytes(self.service.spec.schemas())
 
     async def sessions(self, request: Request) -> Response:
+        """The open sessions of all workers."""
         sessions = [asdict(session) for session in self.service.manager.sessions()]
         for response in await self._gather_from_siblings(request):
             sessions += orjson.loads(response)
         return JSONBytes(sessions)
 
     async def openapi(self, request: Request) -> Response:
+        """The OpenAPI description of the routes."""
         return JSONBytes(self._description())
 
     async def docs(self, request: Request) -> Response:
+        """A page that shows the OpenAPI description."""
         return HTMLResponse(openapi.page(self._description()))
 
     async def _gather_from_siblings(self, request: Request) -> list[bytes]:

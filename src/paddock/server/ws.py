@@ -65,8 +65,11 @@ MAX_BACKLOG_MESSAGES = 1024
 class Socket(Protocol):
     """The transport of a conversation: it sends frames, and can stop reading them."""
 
-    def send(self, frame: bytes) -> None: ...
-    def close(self, code: int, reason: str = "") -> None: ...
+    def send(self, frame: bytes) -> None:
+        """Send a text frame. It is buffered while the client does not read."""
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Send a close frame, then close the connection."""
 
     @property
     def can_write(self) -> bool:
@@ -77,7 +80,8 @@ class Socket(Protocol):
         """Stop reading the socket: the backlog is full."""
 
     @property
-    def resume_requests(self) -> Callable[[], None]: ...
+    def resume_requests(self) -> Callable[[], None]:
+        """Read the socket again: the backlog has room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,7 @@ class Conversation:
         self._handle_in_turn(message, len(raw))
 
     def receive_binary(self) -> None:
+        """A binary frame arrived: it gets an error, and the connection stays open."""
         error = InvalidMessage("Invalid message", hint="send JSON in a text frame, not a binary one", errors=[])
         if self.session is None:
             self._queue_early_frame(InvalidFrame(error))
@@ -168,6 +173,7 @@ class Conversation:
         return False
 
     def is_blocked(self, work: Work) -> bool:
+        """Whether the answer of `work` cannot be sent now, because the client does not read."""
         return not self.socket.can_write and getattr(work.reply, "__self__", None) is self
 
     def resume(self) -> None:

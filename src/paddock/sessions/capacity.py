@@ -57,13 +57,16 @@ class Slots:
 
     @property
     def capacity(self) -> int:
+        """How many sessions may be open at once."""
         return self._count.capacity
 
     @property
     def waiting(self) -> int:
+        """How many clients wait for a slot."""
         return len(self._queue)
 
     def in_use(self) -> int:
+        """How many slots are taken."""
         return self._count.in_use()
 
     def take(self, ticket: int | None = None) -> bool:
@@ -74,6 +77,7 @@ class Slots:
         return self._count.take(ticket)
 
     def give_back(self) -> None:
+        """Free a slot, and admit the first client that waits."""
         self._count.give_back()
         self.admit()
         if self.freed is not None:
@@ -174,14 +178,17 @@ class SlotCount(Protocol):
     """How many slots are taken and who waits, wherever those numbers live."""
 
     @property
-    def capacity(self) -> int: ...
+    def capacity(self) -> int:
+        """How many slots there are."""
 
     def take(self, ticket: int | None = None) -> bool:
         """Take a slot if one is free and no client with an earlier ticket waits."""
 
-    def give_back(self) -> None: ...
+    def give_back(self) -> None:
+        """Free a slot that `take` took."""
 
-    def in_use(self) -> int: ...
+    def in_use(self) -> int:
+        """How many slots are taken."""
 
     def new_ticket(self) -> int:
         """A number later than all given out before."""
@@ -236,6 +243,7 @@ class Leases:
         return len(self._until)
 
     def grant(self, host: str, now: float) -> str:
+        """A new lease on this host, valid for `LEASE_SECONDS`."""
         lease = f"{host}-{secrets.token_hex(8)}"
         self._until[lease] = now + LEASE_SECONDS
         return lease
@@ -245,10 +253,13 @@ class Leases:
         return lease is not None and self._until.pop(lease, None) is not None
 
     def expired(self, now: float) -> list[str]:
+        """The leases that were not used in time."""
         return [lease for lease, until in self._until.items() if now >= until] if self._until else []
 
 
 class Waiter:
+    """A client that waits for a slot."""
+
     __slots__ = ("admitted", "deadline", "has_left", "on_place", "owner", "place", "ticket")
 
     def __init__(
@@ -284,9 +295,11 @@ class WaitingQueue:
         return self._notified_count
 
     def waiting_for(self, owner: object) -> int:
+        """How many clients wait for this owner."""
         return self._owners[owner]
 
     def join(self, waiter: Waiter) -> None:
+        """Add a client."""
         number = next(self._numbers)
         heapq.heappush(self._by_ticket, (waiter.ticket, number, waiter))
         heapq.heappush(self._by_deadline, (waiter.deadline, number, waiter))
@@ -297,6 +310,7 @@ class WaitingQueue:
         self._latest_ticket = max(self._latest_ticket, waiter.ticket)
 
     def is_last(self, waiter: Waiter) -> bool:
+        """Whether nobody joined after this client."""
         return waiter.ticket >= self._latest_ticket
 
     def leave(self, waiter: Waiter) -> bool:
@@ -317,6 +331,7 @@ class WaitingQueue:
         return True
 
     def first(self) -> Waiter | None:
+        """The client that is next; None if nobody waits."""
         while self._by_ticket and self._by_ticket[0][2].has_left:
             heapq.heappop(self._by_ticket)
         return self._by_ticket[0][2] if self._by_ticket else None
@@ -331,6 +346,7 @@ class WaitingQueue:
         return overdue
 
     def in_order(self) -> list[Waiter]:
+        """All clients that wait, the next one first."""
         return [entry[2] for entry in sorted(self._by_ticket) if not entry[2].has_left]
 
 
@@ -351,6 +367,7 @@ class PlaceNotices:
         self._is_notifying = False
 
     def notify_newcomer(self, waiter: Waiter) -> None:
+        """Tell a client that has just joined its place."""
         if waiter.on_place is not None and self._queue.is_last(waiter):
             self._notify_one(waiter, len(self._queue))
         else:

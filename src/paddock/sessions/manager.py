@@ -59,6 +59,8 @@ class Statistics:
 
 
 class SessionManager:
+    """Opens, finds and closes the sessions of one environment class."""
+
     def __init__(
         self,
         spec: EnvironmentSpec,
@@ -171,12 +173,15 @@ class SessionManager:
             session.close("it was for one call")
 
     def is_draining(self) -> bool:
+        """Whether the server stops, and opens no session any more."""
         return self._draining
 
     def knows(self, token: str) -> bool:
+        """Whether there is an open session with this token."""
         return token in self._sessions
 
     def find(self, token: str) -> Session:
+        """The open session with this token. Raises SessionNotFound."""
         session = self._sessions.get(token)
         if session is None:
             raise SessionNotFound(
@@ -299,6 +304,7 @@ class SessionManager:
     # -- called by sessions -----------------------------------------------------------------------
 
     def threads_for_session(self) -> Runner:
+        """Where the calls of a new session run: the pool, the one shared thread, or a thread of its own."""
         if self._shared_thread is not None:
             return self._shared_thread
         if self.spec.affinity is Affinity.OWN:
@@ -306,6 +312,7 @@ class SessionManager:
         return self.threads
 
     def release_threads(self, threads: Runner) -> None:
+        """End the thread of a session, if it has one of its own."""
         if threads is not self.threads and threads is not self._shared_thread:
             threads.close()
 
@@ -389,6 +396,7 @@ class SessionManager:
     # -- statistics --------------------------------------------------------------------------------
 
     def statistics(self) -> Statistics:
+        """A snapshot for `/health` and `/metrics`."""
         return Statistics(
             sessions=len(self._sessions),
             capacity=self.slots.capacity,
@@ -401,6 +409,7 @@ class SessionManager:
         )
 
     def sessions(self) -> list[SessionInfo]:
+        """All open sessions as of now."""
         return [session.info() for session in self._sessions.values()]
 
 

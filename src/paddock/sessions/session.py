@@ -130,6 +130,7 @@ class Session:
 
     @property
     def is_running(self) -> bool:
+        """Whether a request is executed."""
         return self.current is not None or bool(self._overlapping)
 
     @property
@@ -138,6 +139,7 @@ class Session:
         return any(work is not None and not work.settled for work in (self.current, *self._overlapping))
 
     def info(self) -> SessionInfo:
+        """The session as of now, for the page and `/sessions`."""
         now = self.manager.clock()
         return SessionInfo(
             id=self.id, origin=self.origin.value, phase=self.episode.phase.name.lower(), episode_id=self.episode.id,

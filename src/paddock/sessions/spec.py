@@ -192,6 +192,7 @@ class EnvironmentSpec:
 
     @property
     def has_tools(self) -> bool:
+        """Whether the class offers tools, Paddock's or OpenEnv's."""
         return self.tools is not None or self.foreign_tool_actions is not None
 
     def require_concurrency(self, max_sessions: int) -> None:
@@ -224,6 +225,7 @@ class EnvironmentSpec:
 
     @property
     def has_metadata(self) -> bool:
+        """Whether the class describes itself."""
         return hasattr(self.cls, "get_metadata")
 
     def metadata_from(self, described: Any) -> EnvironmentMetadata:
@@ -261,6 +263,7 @@ def _declared(make: Any, cls: type, name: str) -> Any:
 
 
 def check_class(cls: type) -> None:
+    """Raises ConfigError for a class without `reset` or `step`."""
     for name in ("reset", "step"):
         method = getattr(cls, name, None)
         is_written = method is not getattr(Environment, name) or hasattr(cls, f"{name}_async")

@@ -138,10 +138,12 @@ class RolloutRecord:
 
     @property
     def finished(self) -> bool:
+        """Whether the rollout has its outcome."""
         return self.outcome is not None
 
     @property
     def wall_s(self) -> float | None:
+        """Seconds from start to end; None while it runs."""
         return None if self.finished_at is None else self.finished_at - self.started_at
 
     @property

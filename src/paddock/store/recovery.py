@@ -48,14 +48,17 @@ class Owner:
 
     @classmethod
     def current(cls) -> Owner:
+        """This process."""
         pid = os.getpid()
         return cls(pid, process_start_time(pid), _boot_id(), socket.gethostname(), _pid_namespace())
 
     @classmethod
     def from_text(cls, text: str) -> Owner:
+        """The owner that `to_text` wrote."""
         return cls(**orjson.loads(text))
 
     def to_text(self) -> str:
+        """The owner as JSON. The same owner always gives the same text."""
         return orjson.dumps(asdict(self), option=orjson.OPT_SORT_KEYS).decode()
 
     def is_dead(self) -> bool:

@@ -118,11 +118,13 @@ class Task:
 
     @property
     def is_scored(self) -> bool:
+        """Whether the task, or a step of it, has tests."""
         has_own_image = self.settings.verifier.image is not None
         return has_own_image or TEST_ENTRY in self.tests or any(TEST_ENTRY in step.tests for step in self.steps)
 
     @property
     def has_solution(self) -> bool:
+        """Whether the task, or a step of it, has a solution that can be run."""
         return SOLUTION_ENTRY in self.solution or any(SOLUTION_ENTRY in step.solution for step in self.steps)
 
     def mode(self, path: str) -> int:

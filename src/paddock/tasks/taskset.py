@@ -146,6 +146,7 @@ class TaskSet(Sequence[Task]):
 
     @property
     def ids(self) -> tuple[str, ...]:
+        """The ids of the tasks, in order."""
         return tuple(entry.id for entry in self._entries)
 
     def select(

@@ -83,6 +83,7 @@ class Check(Generic[SubjectT]):
 
     @property
     def name(self) -> str:
+        """The claim, from the name of its function."""
         return name_of(self.claim)
 
 

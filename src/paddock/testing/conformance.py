@@ -52,4 +52,5 @@ async def check_server(
 
 
 def failed(results: Iterable[Result]) -> list[Result]:
+    """The results of the checks that failed."""
     return [result for result in results if result.outcome == "failed"]

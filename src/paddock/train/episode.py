@@ -48,6 +48,7 @@ class EnvironmentHandle:
         atexit.register(self.close)
 
     def client(self) -> Client[Any]:
+        """A new client of the environment, which `close` closes with the others."""
         target = self.target
         if isinstance(target, str) and not target.startswith(("http://", "https://")):
             target, _ = load_target(target)
@@ -116,6 +117,7 @@ class SyncEpisode:
         return sum(rewards) if rewards and self.failure is None else None
 
     def close(self) -> None:
+        """Close the episode's session, if it is open."""
         client, self._client, self._tools = self._client, None, None
         if client is not None:
             self._environment.thread.call(client.close)

@@ -62,6 +62,7 @@ class PromptRollouts:
 
     @property
     def source_names(self) -> list[str]:
+        """The names of the sources, in their order."""
         return [source.name for source in self._sources]
 
     def run(self, prompts: Sequence[Any], names: Sequence[str] | None = None) -> list[SampledRollout]:
@@ -78,6 +79,7 @@ class PromptRollouts:
         return await asyncio.wrap_future(self.submit(prompts, names))
 
     def submit(self, prompts: Sequence[Any], names: Sequence[str] | None = None) -> Future[list[SampledRollout]]:
+        """Start one rollout for each prompt. The future has them in the order of the prompts."""
         future = self._thread.submit(self._run, prompts, names)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
@@ -155,6 +157,7 @@ def make_prompt_task(prompt: Any) -> Task:
 
 
 def message_text(content: Any) -> str:
+    """The text of a message's content, one line for each text part."""
     if isinstance(content, list):
         return "\n".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
     return str(content or "")

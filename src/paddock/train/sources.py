@@ -109,6 +109,7 @@ class Source:
         )
 
     def sessions(self) -> ToolSessions | None:
+        """What makes the sessions of an environment; None for tasks in sandboxes."""
         return None if self.environment is None else ToolSessions(self._make_session, "environment")
 
     def _make_session(self, task: Task) -> ToolSession:
@@ -135,10 +136,12 @@ class OpenSource:
 
     @property
     def store(self) -> Store:
+        """The store of the source's rollouts."""
         return self.context.store
 
     @property
     def has_free_slot(self) -> bool:
+        """Whether fewer than `parallel` rollouts run or wait for their end."""
         return self._unsettled < self.context.config.parallel
 
     async def run(
@@ -181,6 +184,7 @@ class OpenSource:
         return [await self.store.run(self.read, record) for record in records]
 
     def read(self, record: RolloutRecord) -> SampledRollout:
+        """A finished rollout with its calls and samples, read from the store."""
         calls = self.store.calls(record.rollout_id)
         return SampledRollout(record, calls, list(samples(record, calls, self.source.policy)))
 

@@ -263,6 +263,7 @@ class Stream:
         return sum(len(group.samples) for group in self._ready.values())
 
     def statistics(self) -> StreamStatistics:
+        """The stream as of now: what runs, what is ready and what was delivered."""
         return StreamStatistics(
             name=self.name,
             version=self._pacing.version,

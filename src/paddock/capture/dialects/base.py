@@ -57,6 +57,7 @@ class DialectRequest:
 
     @property
     def is_stream(self) -> bool:
+        """Whether the agent asked for a stream."""
         return bool(self.chat.get("stream"))
 
 
@@ -218,6 +219,7 @@ class ReplyStore:
         self._replies: dict[str, StoredReply] = {}
 
     def get(self, reply_id: Any) -> StoredReply | None:
+        """The reply with this id; None if it is unknown or was dropped."""
         return self._replies.get(reply_id) if isinstance(reply_id, str) else None
 
     def history(self, reply_id: str | None) -> list[dict[str, Any]]:

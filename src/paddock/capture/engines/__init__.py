@@ -90,6 +90,7 @@ class TokenizerApi:
 
 
 def can_always_stream(body: Mapping[str, Any]) -> bool:
+    """For engines whose streams have token ids too."""
     return True
 
 
@@ -141,6 +142,7 @@ DETECTION_PATHS = tuple(engine.detection[0] for engine in ENGINES.values() if en
 
 
 def find_engine(name: str | None) -> InferenceEngine:
+    """The engine with this name; `UNKNOWN` for any other."""
     return ENGINES.get(name or "", UNKNOWN)
 
 
@@ -166,5 +168,6 @@ def detect_by_paths(documents: Mapping[str, Any]) -> InferenceEngine | None:
 
 
 def read_model_list(models: Any) -> list[dict[str, Any]]:
+    """The models in the answer of `/v1/models`, without what is not an object."""
     entries = models.get("data") if isinstance(models, dict) else None
     return [model for model in entries if isinstance(model, dict)] if isinstance(entries, list) else []

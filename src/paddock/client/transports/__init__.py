@@ -26,7 +26,8 @@ class Transport(Protocol):
     async def fetch(self, path: str) -> Any:
         """The JSON behind a GET of the server."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End the session and the connection."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class ContextManager:
 
     @property
     def last_full_output(self) -> str | None:
+        """The last output before it was cut; None if there was none."""
         return self.full_outputs[-1] if self.full_outputs else None
 
     def reset(self) -> None:
@@ -87,6 +88,7 @@ class ContextManager:
         return copy.deepcopy(CONTEXT_TOOLS)
 
     def is_context_tool(self, tool_name: str) -> bool:
+        """Whether a call of this tool manages the context, and is not for the instance."""
         return tool_name in CONTEXT_TOOL_NAMES
 
     def track_message(self, message: dict[str, Any]) -> None:

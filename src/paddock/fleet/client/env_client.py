@@ -174,10 +174,12 @@ class FleetEnvClient:
         return _step_result(await self._request("POST", "/step", {"action": _to_dict(action)}))
 
     async def state_async(self) -> Any:
+        """The state of the environment."""
         payload = await self._request("GET", "/state", retry=True)
         return State(**payload) if isinstance(payload, dict) else payload
 
     async def describe_db_async(self, db_name: str = "seed") -> dict[str, Any]:
+        """The tables of a database of the instance."""
         path = f"/resources/sqlite/{db_name}/describe"
         return _require_object(await self._request("GET", path, retry=True, failure_is_data=True))
 
@@ -202,18 +204,23 @@ class FleetEnvClient:
     # -- the same, for code that is not async ---------------------------------------------------------
 
     def reset(self, seed: int | None = None) -> StepResult[Observation]:
+        """The same as `reset_async`, for code that is not async."""
         return self._thread.call(self.reset_async, seed)
 
     def step(self, action: Any) -> StepResult[Observation]:
+        """The same as `step_async`, for code that is not async."""
         return self._thread.call(self.step_async, action)
 
     def state(self) -> Any:
+        """The same as `state_async`, for code that is not async."""
         return self._thread.call(self.state_async)
 
     def describe_db(self, db_name: str = "seed") -> dict[str, Any]:
+        """The tables of a database of the instance."""
         return self._thread.call(self.describe_db_async, db_name)
 
     def query_db(self, sql: str, args: list[Any] | None = None, db_name: str = "seed") -> dict[str, Any]:
+        """The rows that a query returns, from a database of the instance."""
         return self._thread.call(self.query_db_async, sql, args, db_name)
 
     def close(self) -> None:

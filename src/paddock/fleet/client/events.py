@@ -49,6 +49,7 @@ def set_task_context(
 
 
 def clear_task_context() -> None:
+    """Forget what `set_task_context` has set."""
     _ambient.set(None)
 
 

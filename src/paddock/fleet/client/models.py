@@ -44,6 +44,7 @@ class CallToolAction:
 
     @property
     def arguments(self) -> dict[str, Any]:
+        """The parameters, under the name that MCP has for them."""
         return self.parameters
 
 

@@ -117,6 +117,7 @@ class FleetTaskEnv(TaskView):
 
     @classmethod
     def from_json_file_all(cls, json_path: str | Path, **options: Any) -> list[Self]:
+        """One environment for each task of a file."""
         return [cls(task, **options) for task in read_tasks(json_path)]
 
     @property
@@ -127,6 +128,7 @@ class FleetTaskEnv(TaskView):
 
     @property
     def instance_id(self) -> str | None:
+        """The id of the instance; None without one."""
         return self.instance.instance_id if self.instance is not None else None
 
     @property
@@ -222,12 +224,15 @@ class FleetTaskEnv(TaskView):
     # -- the same, for code that is not async ---------------------------------------------------------
 
     def reset(self, seed: int | None = None) -> dict[str, Any]:
+        """The same as `reset_async`, for code that is not async."""
         return self._thread.call(self.reset_async, seed)
 
     def step(self, action: dict[str, Any]) -> Step:
+        """The same as `step_async`, for code that is not async."""
         return self._thread.call(self.step_async, action)
 
     def close(self) -> None:
+        """The same as `close_async`, for code that is not async."""
         try:
             self._thread.call(self.close_async)
         finally:
@@ -415,4 +420,5 @@ class FleetTaskEnv(TaskView):
 
 
 def make_fleet_task_env(task_config: dict[str, Any], **options: Any) -> FleetTaskEnv:
+    """The same as `FleetTaskEnv(task_config, **options)`."""
     return FleetTaskEnv(task_config, **options)

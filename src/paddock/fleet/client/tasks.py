@@ -24,22 +24,27 @@ class TaskView:
 
     @property
     def task_key(self) -> str:
+        """The key of the task; `unknown` if it has none."""
         return str(self.task.get("task_key") or self.task.get("key") or "unknown")
 
     @property
     def prompt(self) -> str:
+        """What the agent is asked to do."""
         return str(self.task.get("prompt") or "")
 
     @property
     def modality(self) -> str:
+        """`tool_use`, or a modality with a screen."""
         return str(self.task.get("task_modality") or "tool_use")
 
     @property
     def env_key(self) -> str:
+        """The key of the environment that the task needs."""
         return str(self.task.get("env_key") or self.task.get("env_id") or "unknown")
 
     @property
     def env_version(self) -> str | None:
+        """The version of that environment; None leaves it to the plane."""
         return self.task.get("env_version") or self.task.get("version")
 
     @property
@@ -51,6 +56,7 @@ class TaskView:
 
     @property
     def context(self) -> TaskContext:
+        """The attributes of the task's events."""
         return TaskContext(self.env_key, self.env_version, self.task_key, self.modality)
 
 

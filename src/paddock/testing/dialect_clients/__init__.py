@@ -48,6 +48,8 @@ class ClientRequest:
 
 
 class DialectClient(ABC):
+    """A client of one dialect, as the SDK of that API would behave."""
+
     name: ClassVar[str]
     """The name of the module and of the dialect."""
     conversation_field: ClassVar[str] = "messages"
@@ -60,7 +62,8 @@ class DialectClient(ABC):
         """The headers with the API key."""
 
     @abstractmethod
-    def request(self, conversation: Entries, *, stream: bool = False, tools: bool = True) -> ClientRequest: ...
+    def request(self, conversation: Entries, *, stream: bool = False, tools: bool = True) -> ClientRequest:
+        """A request with this conversation."""
 
     @abstractmethod
     def force_tool(self, request: ClientRequest) -> None:
@@ -71,27 +74,32 @@ class DialectClient(ABC):
         """Ask for the number of tokens of a request instead of its answer."""
 
     @abstractmethod
-    def read_count(self, document: dict[str, Any]) -> int: ...
+    def read_count(self, document: dict[str, Any]) -> int:
+        """The number of tokens in the answer to a count request."""
 
     @abstractmethod
     def models_url(self, url: str) -> str:
         """The URL of the list of models."""
 
     @abstractmethod
-    def read_models(self, document: dict[str, Any]) -> list[str]: ...
+    def read_models(self, document: dict[str, Any]) -> list[str]:
+        """The names in the answer to a request for models."""
 
     @abstractmethod
-    def user_turn(self, text: str, image: str | None = None) -> Entries: ...
+    def user_turn(self, text: str, image: str | None = None) -> Entries:
+        """What the user says, perhaps with a picture."""
 
     @abstractmethod
     def reply_turn(self, document: dict[str, Any]) -> Entries:
         """A reply, as a program sends it back."""
 
     @abstractmethod
-    def result_turn(self, calls: list[ClientToolCall], texts: list[str], image: str | None = None) -> Entries: ...
+    def result_turn(self, calls: list[ClientToolCall], texts: list[str], image: str | None = None) -> Entries:
+        """The results of tool calls, in the order of the calls."""
 
     @abstractmethod
-    def read_reply(self, document: dict[str, Any]) -> ClientReply: ...
+    def read_reply(self, document: dict[str, Any]) -> ClientReply:
+        """The reply in a document."""
 
     @abstractmethod
     def assemble(self, events: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
