@@ -94,6 +94,7 @@ class Store:
 
     @property
     def path(self) -> Path:
+        """The folder of the store."""
         return self._database.folder
 
     @property
@@ -260,6 +261,7 @@ class Store:
         since: float | None = None,
         tag: str | None = None,
     ) -> int:
+        """How many rollouts `list` would return without a limit."""
         return self.query(search.count, Search.of(task_id, agent, model, outcome, batch_id, finished, since, tag))
 
     def recent_batches(self, limit: int) -> builtins.list[str]:
@@ -372,6 +374,7 @@ class Store:
         return blobs.put(self._database, data)
 
     def get_blob(self, digest: str) -> bytes:
+        """The data with this digest. Raises StoreError if it is not there, or is damaged."""
         return blobs.get(self._database, digest)
 
     def put_snapshot(self, rollout_id: str, contents: Mapping[str, bytes]) -> None:
@@ -388,6 +391,7 @@ class Store:
             recovery.record_sandbox(connection, entry, self._owner)
 
     def end_sandbox(self, sandbox_id: str) -> None:
+        """Record that a sandbox has ended."""
         with self._database.write() as connection:
             recovery.end_sandbox(connection, sandbox_id)
 
