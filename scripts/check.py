@@ -9,15 +9,16 @@ import pytest
 
 PYTHON = sys.executable
 TESTS = [PYTHON, "-m", "pytest", "-q", "--dist", "loadfile"]
+# More processes than cores: most tests wait for servers, sockets and deadlines.
 STEPS = {
     "style": [
         [PYTHON, "-m", "ruff", "check", "."],
         [PYTHON, "-m", "ruff", "format", "--check", "."],
     ],
     "types": [[PYTHON, "-m", "mypy"]],
-    "core": [[*TESTS, "-n", "2", "-m", "not end_to_end"]],
-    "plain": [[*TESTS, "-n", "2", "-m", "not end_to_end", "tests/server", "tests/client"]],
-    "end-to-end": [[*TESTS, "-n", "2", "--no-loadscope-reorder", "-m", "end_to_end and not cluster"]],
+    "core": [[*TESTS, "-n", "4", "-m", "not end_to_end"]],
+    "plain": [[*TESTS, "-n", "4", "-m", "not end_to_end", "tests/server", "tests/client"]],
+    "end-to-end": [[*TESTS, "-n", "3", "--no-loadscope-reorder", "-m", "end_to_end and not cluster"]],
     "cluster": [[PYTHON, "-m", "pytest", "-q", "-m", "cluster"]],
 }
 TESTED = ("core", "plain", "end-to-end", "cluster")
