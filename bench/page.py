@@ -97,10 +97,11 @@ def make(folder: Path, rollouts: int, calls: int, transcripts: int) -> None:
                     for call in a_transcript(source, number):
                         save_call(connection, cache, call)
                 rows.finish(connection, key, record)
-        indexed, began = 0, time.perf_counter()
-        while found := store.index_transcripts():
-            indexed += found
-        print(f"{indexed} rollouts indexed in {time.perf_counter() - began:.1f} s", file=sys.stderr)
+        began = time.perf_counter()
+        before = store.index_transcripts()
+        while before is not None:
+            before = store.index_transcripts(before)
+        print(f"{rollouts} rollouts indexed in {time.perf_counter() - began:.1f} s", file=sys.stderr)
         long_rollout(store, MANY, calls, sampled=40, tool_tokens=10, alternatives=0)
         long_rollout(store, MILLION, 200, sampled=5000, tool_tokens=100, alternatives=3)
 

@@ -33,8 +33,9 @@ def own(folder: Path) -> Iterator[Browser]:
 
 def index(folder: Path) -> None:
     with Store.open(folder) as store:
-        while store.index_transcripts():
-            pass
+        before = store.index_transcripts()
+        while before is not None:
+            before = store.index_transcripts(before)
 
 
 def test_transcripts_are_searched_and_the_place_is_shown(own: Browser, folder: Path) -> None:

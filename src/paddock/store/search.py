@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from paddock.sqlite import read_pragma
@@ -205,6 +205,8 @@ class Search:
     cause: str | None = None
     """See `cause_of`."""
     tag: str | None = None
+    is_found: bool = False
+    """Those whose words `find` has found."""
 
     @classmethod
     def of(
@@ -258,6 +260,8 @@ class Search:
         ):
             if number is not None:
                 add(condition, number)
+        if self.is_found:
+            add("rollout IN (SELECT rollout FROM found)")
         if words := (self.words or "").lower().split()[:MAX_WORDS]:
             named = " AND ".join(["instr(words, ?) > 0"] * len(words))
             expression = match_expression(self.words or "")
@@ -266,6 +270,26 @@ class Search:
             else:
                 add(f"({named} OR rollout IN ({MATCHING}))", *words, expression)
         return (f"WHERE {' AND '.join(conditions)}" if conditions else ""), values
+
+
+def find(connection: sqlite3.Connection, search: Search) -> Search:
+    """The same search, with its words looked up. Several queries then need not do that again, nor do later searches
+    for the same words, until something is written."""
+    if search.words is None:
+        return search
+    connection.execute("CREATE TEMP TABLE IF NOT EXISTS found (rollout INTEGER PRIMARY KEY)")
+    connection.execute("CREATE TEMP TABLE IF NOT EXISTS found_words (words TEXT, version INTEGER, changes INTEGER)")
+    version = read_pragma(connection, "data_version")
+    row = connection.execute("SELECT words, version, changes FROM found_words").fetchone()
+    if row != (search.words, version, connection.total_changes):
+        where, values = Search(words=search.words).where()
+        connection.execute("DELETE FROM found")
+        connection.execute(f"INSERT INTO found SELECT rollout FROM figures {where}", values)
+        connection.execute("DELETE FROM found_words")
+        # One more change than there were: this row.
+        changes = connection.total_changes + 1
+        connection.execute("INSERT INTO found_words VALUES (?, ?, ?)", (search.words, version, changes))
+    return replace(search, words=None, is_found=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,10 +198,10 @@ class Store:
         except StoreError as error:
             logger.warning("rollout %s cannot be searched yet: %s", rollout_id, error)
 
-    def index_transcripts(self) -> int:
+    def index_transcripts(self, before: int | None = None) -> int | None:
         """Make some finished rollouts searchable that are not: those of an older store, or of a process that died.
-        Returns how many it were; 0 once all are."""
-        return transcripts.add_pending(self._database)
+        Returns the `before` of the next call; None once all are."""
+        return transcripts.add_pending(self._database, before)
 
     def get(self, rollout_id: str) -> RolloutRecord | None:
         """The whole record. The first characters of an id are enough, four at least, if no other has them.

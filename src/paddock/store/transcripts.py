@@ -31,6 +31,8 @@ TABLES = (
         rollout INTEGER PRIMARY KEY REFERENCES rollouts (id) ON DELETE CASCADE,
         text BLOB NOT NULL
     )""",
+    # Counted in place of the rows, which have the texts.
+    "CREATE INDEX IF NOT EXISTS transcripts_counted ON transcripts (rollout)",
     _INDEX.format(schema=""),
 )
 TEMPORARY_TABLES = (
@@ -38,7 +40,11 @@ TEMPORARY_TABLES = (
     _INDEX.format(schema="temp."),
 )
 """Empty ones, for an older store that is only read."""
-_PENDING = "FROM rollouts WHERE finished_at IS NOT NULL AND id NOT IN (SELECT rollout FROM transcripts)"
+_PENDING = (
+    "FROM rollouts WHERE finished_at IS NOT NULL"
+    " AND NOT EXISTS (SELECT 1 FROM transcripts WHERE transcripts.rollout = rollouts.id)"
+)
+_ALL_KEYS = 2**62
 PENDING_AT_ONCE = 20
 """How many rollouts one transaction adds: others wait for it."""
 MAX_CHARACTERS = 1_000_000
@@ -57,13 +63,17 @@ SNIPPET_BEFORE, SNIPPET_AFTER = 60, 140
 # -- writing --------------------------------------------------------------------------------------
 
 
-def add_pending(database: Database) -> int:
-    """Index some of the finished rollouts that are not, the latest first; how many it were."""
+def add_pending(database: Database, before: int | None) -> int | None:
+    """Index some of the finished rollouts that are not, the latest first, from those with keys below `before`.
+
+    Returns the `before` of the next call; None once all are indexed."""
     with database.read() as connection:
-        rows_found = connection.execute(f"SELECT id {_PENDING} ORDER BY id DESC LIMIT ?", (PENDING_AT_ONCE,))
-        keys = [key for (key,) in rows_found]
+        found = connection.execute(
+            f"SELECT id {_PENDING} AND id < ? ORDER BY id DESC LIMIT ?", (before or _ALL_KEYS, PENDING_AT_ONCE)
+        )
+        keys = [key for (key,) in found]
     add(database, keys)
-    return len(keys)
+    return keys[-1] if keys else None
 
 
 def add(database: Database, keys: Iterable[int]) -> None:
@@ -159,7 +169,10 @@ def _is_data(text: str) -> bool:
 
 def count_pending(connection: sqlite3.Connection) -> int:
     """How many finished rollouts are not indexed yet."""
-    return int(connection.execute(f"SELECT count(*) {_PENDING}").fetchone()[0])
+    finished, indexed = connection.execute(
+        "SELECT (SELECT count(*) FROM rollouts WHERE finished_at IS NOT NULL), (SELECT count(*) FROM transcripts)"
+    ).fetchone()
+    return max(0, finished - indexed)
 
 
 def read(connection: sqlite3.Connection, key: int) -> str | None:
@@ -184,9 +197,13 @@ def snippet(connection: sqlite3.Connection, key: int, query: str) -> str | None:
 
 def _find(text: str, query: str) -> int | None:
     """Where the whole query stands, or else its longest word, which is the rarest as a rule."""
-    words = split_words(query)
+    words, lower = split_words(query), text.lower()
     for wanted in ([" ".join(words)] if words else []) + sorted(words, key=len, reverse=True):
-        parts = r"[\W_]+".join(re.findall(r"[^\W_]+", wanted))
+        names = re.findall(r"[^\W_]+", wanted)
+        # Quicker than the expression, which most texts do not match.
+        if not all(name.lower() in lower for name in names):
+            continue
+        parts = r"[\W_]+".join(names)
         if found := re.search(rf"(?<![^\W_]){parts}", text, re.IGNORECASE):
             return found.start()
     return None

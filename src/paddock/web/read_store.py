@@ -145,8 +145,10 @@ class ReadStore:
             store = await asyncio.to_thread(Store.open, self.folder)
             try:
                 # Pauses leave the write lock to rollouts.
-                while await store.run(store.index_transcripts):
+                before = await store.run(store.index_transcripts)
+                while before is not None:
                     await asyncio.sleep(INDEXING_PAUSE_SECONDS)
+                    before = await store.run(store.index_transcripts, before)
             finally:
                 store.close()
         except StoreError as error:

@@ -30,6 +30,7 @@ INTERVALS, INTERVALS_OF_LINES = 48, 16
 
 
 def stats(connection: sqlite3.Connection, condition: Search) -> dict[str, Any]:
+    condition = search.find(connection, condition)
     tasks = search.by_task(connection, condition)
     outcomes: Counter[str] = Counter()
     for task in tasks:
@@ -118,7 +119,11 @@ def wilson(share: float, number: int) -> list[float]:
 def learning(connection: sqlite3.Connection, condition: Search, axis: Axis, split: Split | None) -> dict[str, Any]:
     """Rewards as lines of points, each with its 95 % interval."""
     series = reward_series.read_series(
-        connection, condition, axis=axis, split=split, intervals=INTERVALS if split is None else INTERVALS_OF_LINES
+        connection,
+        search.find(connection, condition),
+        axis=axis,
+        split=split,
+        intervals=INTERVALS if split is None else INTERVALS_OF_LINES,
     )
     lines = [
         {"name": name, "points": [_point(place, sums) for place, sums in sorted(points.items()) if sums.scored]}
@@ -157,7 +162,7 @@ def _batch(batch: BatchTotals) -> dict[str, Any]:
 
 
 def list_causes(connection: sqlite3.Connection, condition: Search) -> dict[str, Any]:
-    total, causes = batches.read_causes(connection, condition)
+    total, causes = batches.read_causes(connection, search.find(connection, condition))
     return {"total": total, "causes": [asdict(cause) for cause in causes]}
 
 
