@@ -41,7 +41,7 @@ def command() -> None:
     show_default=True,
     help="The kind of sandbox; process isolates nothing.",
 )
-@click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
+@click.option("--unsafe", is_flag=True, help="Allow --sandbox process, which isolates nothing.")
 @click.option("--max-sandboxes", type=click.IntRange(min=1), default=20, show_default=True, help="Sandboxes at once.")
 @click.option("--api-key", help="The key that clients must send. Better: E2B_API_KEY. Default: a random one.")
 @store_option("The store that records the sandboxes.")

@@ -78,10 +78,12 @@ command.add_command(fork_command)
 @field_options(RunConfig, defaults={"parallel": 2})
 @selection_options
 @click.option("--ray-address", help="The Ray cluster. Default: RAY_ADDRESS, or one is started on this machine.")
-@click.option("--rollout-cpus", type=click.FloatRange(min=0), help="Processors of its node for each. Default: 1.")
-@click.option("--rollout-memory", type=click.IntRange(min=1), help="MiB of its node's memory for each.")
-@click.option("--rollout-resources", help='More of its node for each, as JSON: {"sandbox_bwrap": 1}.')
-@click.option("--rollouts-per-node", type=click.IntRange(1, 10_000), help="The most at a time on one node.")
+@click.option(
+    "--rollout-cpus", type=click.FloatRange(min=0), help="Processors that a rollout takes of its node. Default: 1."
+)
+@click.option("--rollout-memory", type=click.IntRange(min=1), help="MiB of memory that a rollout takes of its node.")
+@click.option("--rollout-resources", help='Custom resources that a rollout takes, as JSON: {"sandbox_bwrap": 1}.')
+@click.option("--rollouts-per-node", type=click.IntRange(1, 10_000), help="Rollouts at a time on one node, at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each rollout, as it ends.")
 def run(
     tasks: tuple[str, ...],
@@ -260,7 +262,7 @@ def load_one_task(spec: str) -> Task:
 @click.option(
     "--sandbox", default="bwrap", show_default=True, help="bwrap, docker, e2b, or process (isolates nothing)."
 )
-@click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
+@click.option("--unsafe", is_flag=True, help="Allow --sandbox process, which isolates nothing.")
 @store_option()
 @click.option("--json", "as_json", is_flag=True, help="Print the score as JSON.")
 def reverify_command(

@@ -50,8 +50,8 @@ ENVIRONMENT = "environment"
 @click.option("--env", help="Where the agent loop works, if the recorded environment cannot be found again.")
 @click.option("--engine", type=click.Choice(tuple(BACKENDS)), default=LOCAL, show_default=True, help="Where to run.")
 @click.option("--ray-address", help="The Ray cluster. Default: RAY_ADDRESS, or one is started on this machine.")
-@click.option("--resume", metavar="BATCH", help="Go on with a batch of forks that was stopped.")
-@click.option("--unsafe", is_flag=True, help="Consent to a sandbox that isolates nothing.")
+@click.option("--resume", metavar="BATCH", help="Continue a batch of forks that was stopped.")
+@click.option("--unsafe", is_flag=True, help="Allow --sandbox process, which isolates nothing.")
 @store_option()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each fork, as it ends.")
 def fork_command(

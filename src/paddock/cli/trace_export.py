@@ -56,7 +56,9 @@ class ExportCommand(click.Command):
     "--weights", default="any", show_default=True, metavar="any|newest|same|N", help="Whose calls to train on."
 )
 @click.option("--newest", metavar="VERSION", help="The weight version that counts as the newest.")
-@click.option("--roles", default="agent,subagent,compaction", show_default=True, help="Calls for what to train on.")
+@click.option(
+    "--roles", default="agent,subagent,compaction", show_default=True, help="Roles of the calls to train on."
+)
 @rollout_filters
 @click.option(
     "--json", "as_json", is_flag=True, help="With --check, print findings as JSON. Exports are data already."

@@ -69,7 +69,7 @@ class RunConfig:
     model_name: str | None = None
     """The model's name at the URL. Default: the first it lists."""
     vllm_url: str | None = None
-    """Where the server of a vllm:// model is."""
+    """URL of the server for a vllm:// model."""
     api_key: str | None = field(default=None, metadata=SECRET)
     """The model's key. None: PADDOCK_MODEL_API_KEY, or OPENAI_API_KEY."""
     hf_token: str | None = field(default=None, metadata=SECRET)
@@ -77,7 +77,7 @@ class RunConfig:
     weight_version: str | int | Weights | Callable[[], str | int | None] | None = field(
         default=None, metadata=ON_THIS_MACHINE
     )
-    """Version of the model's weights, kept with calls whose engine tells none.
+    """Version of the model's weights, stored with each call. A version that the engine reports takes precedence.
 
     A version, a function that returns it, or `Weights`, which can be set while rollouts run."""
 
@@ -86,7 +86,7 @@ class RunConfig:
     agent: str | AgentBase = "opencode"
     """A name of `paddock agents`, or command:PROGRAM."""
     driver: str | None = field(default=None, metadata={"choices": ("run", "serve")})
-    """How the agent is driven."""
+    """run: one instruction, then the agent ends. serve: live messages and a clean abort (OpenCode only)."""
     env: str | Callable[[], Any] | None = None
     """Where the agent loop works: a URL, or a target of `paddock serve`.
 
@@ -94,23 +94,23 @@ class RunConfig:
     env_name: str | None = field(default=None, metadata=NO_OPTION)
     """What records call the environment. None: its URL without credentials, or where it is defined."""
     seed: int | None = field(default=None, metadata={"minimum": 0})
-    """Seed of the environment. Default: what the task says."""
+    """Seed of the environment. Default: as in the task."""
     max_steps: int = 50
     """Tool calls that the agent loop may make."""
     sandbox: str = "bwrap"
     """bwrap, docker, e2b, or process (isolates nothing)."""
     network: str | NetworkPolicy | None = field(default=None, metadata={"metavar": "POLICY"})
-    """What the agent may connect to: no-network, allowlist:HOST,HOST, or public. Default: what the task says.
+    """What the agent may connect to: no-network, allowlist:HOST,HOST, or public. Default: as in the task.
 
     `allowlist` alone allows the package registries of this machine. Build, set-up and verifier keep the task's."""
     verifier_mode: VerifierMode | None = field(default=None, metadata={"choices": VERIFIER_MODES})
-    """How the tests of a task with an image are run. Default: what the task says.
+    """How the tests of a task with an image are run. Default: as in the task.
 
     `sealed`: in a new sandbox that has the agent's files. `live`: beside the processes that the agent left.
     `separate`: on an image of their own. If the task does not say it: `live` if the agent left a process running,
     else `sealed`."""
     consent: bool = field(default=False, metadata={"flags": ("--unsafe",)})
-    """Consent to a sandbox that isolates nothing."""
+    """Allow --sandbox process, which isolates nothing."""
 
     # -- what is sampled and captured ---------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class RunConfig:
 
     None leaves it to the agent."""
     top_logprobs: int = 1
-    """Alternatives to keep for each token, up to 20."""
+    """Alternatives with logprobs to store for each token, up to 20."""
     token_mode: bool = field(default=False, metadata={"flags": ("--tokens",)})
     """Send prompts as token ids: a conversation is one sample, and nothing is tokenized twice.
 
@@ -137,12 +137,12 @@ class RunConfig:
     thinking: bool | None = None
     """Turn the model's thinking on or off."""
     context_tokens: int = field(default=32768, metadata={"flags": ("--context",)})
-    """Context the agent plans with."""
+    """Context size of the model in tokens, as the agent is told."""
 
     snapshots: bool = False
     """Save the work folder when each model call begins.
 
-    So it can be seen what each call changed, and a fork can be checked for the same files."""
+    This shows what each call changed, and whether a fork has the same files."""
 
     # -- limits -------------------------------------------------------------------------------------
 
@@ -153,9 +153,9 @@ class RunConfig:
     timeouts: RolloutTimeouts | None = field(default=None, metadata=NO_OPTION)
     """A deadline for each stage. None: what the task says."""
     agent_timeout: float | None = None
-    """Seconds for the agent. Default: what the task says."""
+    """Seconds for the agent. Default: as in the task."""
     stall_timeout: float | None = None
-    """Seconds without a byte until a model call has stalled. Default: 60, at most a quarter of the agent's.
+    """Seconds without a byte after which a model call has stalled. Default: 60, at most a quarter of the agent's.
 
     A stalled call is cut off and tried again. By default it is cut off after 300 s only."""
 
@@ -175,11 +175,11 @@ class RunConfig:
     parallel: int = 1
     """Rollouts at a time."""
     retries: int | None = None
-    """Retries after a failure outside of the policy. Default: 2; 0 for a single rollout.
+    """Retries after a failure that is not the agent's (model, sandbox). Default: 2; 0 for a single rollout.
 
     A single rollout on Ray is retried once, as its node may be lost."""
     resume: str | None = field(default=None, metadata={"metavar": "BATCH"})
-    """Go on with a batch that was stopped.
+    """Continue a batch that was stopped.
 
     Members whose outcome is the policy's are not run again. The agent, the model, the sampling and the tasks must be
     those of the batch."""
@@ -192,7 +192,7 @@ class RunConfig:
     batch_id: str | None = field(default=None, metadata={"metavar": "NAME"})
     """Name of the batch. Default: a new one.
 
-    Goes on with the batch of this name if there is one."""
+    If there is a batch of this name, it is continued."""
     store: Store | Path | str | None = field(default=None, metadata=ON_THIS_MACHINE)
     """Where rollouts are kept. Also: PADDOCK_STORE."""
     engine: str | PlacementBackend = field(default=LOCAL, metadata={**ON_THIS_MACHINE, "choices": tuple(BACKENDS)})

@@ -97,7 +97,7 @@ def supports_image(image: TaskImage, sandbox: str) -> bool:
 def find_warnings(task: Task) -> list[str]:
     """What the task says that has no effect here, and does not change its score."""
     keys = task.metadata.get(UNKNOWN_KEYS)
-    unknown = [f"keys that mean nothing: {', '.join(map(str, keys))}"] if isinstance(keys, list) and keys else []
+    unknown = [f"keys that have no effect: {', '.join(map(str, keys))}"] if isinstance(keys, list) and keys else []
     has_artifacts = task.settings.artifacts or any(step.artifacts for step in task.steps)
     is_left_out = has_artifacts and task.image is None
     return [*unknown, *(["artifacts, which are kept only for a task with an image"] if is_left_out else [])]

@@ -4,7 +4,7 @@ A rollout is in one of five states:
 
     queued    it waits until fewer rollouts are running
     running   any stage from connecting to the model to verifying
-    finished  the agent had its chance: outcome ok, timeout or budget
+    finished  the work of the agent was scored: outcome ok, timeout or budget
     failed    something broke before there was anything to score: `outcome` says who
     aborted   it was stopped: outcome cancelled
 """
