@@ -16,4 +16,5 @@ def test_the_tools_of_an_agent_are_documented(name: str) -> None:
     assert tools is not None
     uses = (tools.run("ls"), tools.write("/work/a.txt", "text"))
     cells = " | ".join(f"`{tool}` `{json.dumps(arguments)}`" for tool, arguments in uses)
-    assert f"| `{name}` | {cells} |" in MODELS
+    row = f"| `{name}` | {cells} |"
+    assert row in MODELS, f"add this row to the table of tools in docs/models.md: {row}"
