@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from paddock.cli import run
+from paddock.cli.trace_changes import LISTED_CHANGES, summarize
+from paddock.rollouts.folder_changes import ShownChange
 from paddock.sandbox.folder_scan import FileState
 from paddock.store import Store
 from rollouts.snapshotted import save_snapshots
@@ -63,3 +65,8 @@ def test_what_is_not_there_is_said(store: Store, capsys: pytest.CaptureFixture[s
     assert "has no call c9" in text
     store.expire_snapshots(0.0)
     assert "the snapshots are no longer in the store" in show(capsys)[1]
+
+
+def test_a_line_counts_all_files() -> None:
+    changes = [ShownChange(f"{number}", "added") for number in range(LISTED_CHANGES + 1)]
+    assert summarize([*changes, ShownChange("…", "changed", entries=1500)]).endswith("7 (added) and 1501 more")

@@ -87,7 +87,8 @@ def changes_of(store: Store, history: SnapshotHistory, call_id: str) -> list[Sho
 
 def summarize(changes: list[ShownChange]) -> str:
     named = ", ".join(map(describe, changes[:LISTED_CHANGES]))
-    return named + (f" and {len(changes) - LISTED_CHANGES} more" if len(changes) > LISTED_CHANGES else "")
+    left = sum(change.entries for change in changes[LISTED_CHANGES:])
+    return named + (f" and {left} more" if left else "")
 
 
 def describe(change: ShownChange) -> str:

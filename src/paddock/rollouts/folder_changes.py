@@ -39,6 +39,8 @@ class ShownChange:
     is_binary: bool = False
     note: str = ""
     """What the texts do not say."""
+    entries: int = 1
+    """How many changed entries it stands for."""
 
     def count_lines(self) -> tuple[int, int]:
         """How many lines are new, and how many are gone."""
@@ -81,7 +83,8 @@ def read_changes(
     own = [change for change in changes if repository_of(change.path) is None]
     listed = [make_change(change, read_blob) for change in own[:most]]
     if len(own) > most:
-        listed.append(ShownChange("…", "changed", note=f"{len(own) - most} more"))
+        left = len(own) - most
+        listed.append(ShownChange("…", "changed", note=f"{left} more", entries=left))
     return listed + describe_repositories(changes)
 
 
