@@ -252,6 +252,17 @@ async def test_a_broken_download_continues_where_it_ended(registry: Registry, st
     assert len(starts) == 5
 
 
+async def test_a_connection_that_breaks_often_needs_no_pauses(
+    registry: Registry, store: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "BACKOFF", Backoff(first_seconds=3600.0, longest_seconds=3600.0))
+    monkeypatch.setattr(blobs, "CHUNK_BYTES", 10_000)
+    path = layer_path(registry)
+    registry.faults[path] = [Fault(cut_after=30_000) for _ in range(5)]
+    await pull_app(registry, store, timeout=60.0)
+    assert len(registry.seen(path)) == 6
+
+
 async def test_the_next_command_continues_a_download(registry: Registry, store: ImageStore) -> None:
     path = layer_path(registry)
     registry.faults[path] = [Fault(cut_after=50_000), *[Fault(status=502)] * 5]

@@ -121,6 +121,17 @@ class BlobDownload:
         self._hash, self._size = hashlib.sha256(), 0
 
     async def _attempt(self, seconds: float) -> None:
+        """Fetch what is missing. A connection that broke after a good part is replaced without a pause."""
+        deadline = Deadline(seconds)
+        while True:
+            start = self._size
+            try:
+                return await self._fetch_rest(deadline.seconds_left)
+            except RegistryUnavailable:
+                if self._size - start < CHUNK_BYTES:
+                    raise
+
+    async def _fetch_rest(self, seconds: float) -> None:
         if self._size == self._descriptor.size:
             return
         start = self._size
