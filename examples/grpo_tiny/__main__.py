@@ -124,10 +124,12 @@ async def learn(options: Options) -> Run:
             view = await asyncio.to_thread(read_training, options.store, stream.name)
             keep_rewards(run, view)
             oldest = max(group.staleness for group in groups)
+            # Only tokens that the current weights sampled can be compared.
+            compared = "" if math.isnan(off) else f", captured logprobs off by {off:.0e}"
             print(
                 f"version {policy.version:3}  reward {run.all_rewards[-1]:.3f}  {len(samples)} samples, "
-                f"{report.tokens} tokens, at most {oldest} versions old, entropy {report.entropy:.2f}, "
-                f"captured logprobs off by {off:.0e}  ({time.monotonic() - began:.0f} s)",
+                f"{report.tokens} tokens, at most {oldest} versions old, entropy {report.entropy:.2f}{compared}"
+                f"  ({time.monotonic() - began:.0f} s)",
                 flush=True,
             )
             if len(run.all_rewards) >= 2 * SOME and run.last >= options.goal:
