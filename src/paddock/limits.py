@@ -26,11 +26,13 @@ class SandboxLimits:
     """What all processes of one sandbox may use together."""
 
     memory_bytes: int = 4 * GIBIBYTE
+    """Memory of all its processes together."""
     cpu_seconds: float = 3600.0
     """Processor time of all its processes together; the sandbox is ended when it is spent."""
     cpus: int | None = None
     """How many processors its processes are spread over. None: all of them."""
     processes: int = 512
+    """Processes and threads at a time."""
     disk_bytes: int = 2 * GIBIBYTE
     """All that it may write, its temporary files included."""
     output_bytes: int = 4 * MEBIBYTE
@@ -45,10 +47,15 @@ class RolloutTimeouts:
     """A deadline for each stage of a rollout."""
 
     install: float = 600.0
+    """To fetch the agent program and the image."""
     sandbox: float = 30.0
+    """To open the sandbox."""
     setup: float = 300.0
+    """For the task's own set-up."""
     agent: float = 600.0
+    """For the agent to work. The verifier still scores what it did until then."""
     verifier: float = 300.0
+    """For the tests."""
     model_call: float = 900.0
     """One model call, with all attempts at it."""
 

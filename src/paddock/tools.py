@@ -39,8 +39,11 @@ class ToolReturn:
     """Return this from a tool to score the call or end the episode along with its value."""
 
     value: Any
+    """What the agent gets."""
     reward: float | None = None
+    """The reward of the call. None means "not scored"."""
     done: bool = False
+    """Whether the call ends the episode."""
 
 
 @overload

@@ -19,6 +19,7 @@ class Action(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True, arbitrary_types_allowed=True)
 
     metadata: dict[str, Any] = Field(default_factory=dict)
+    """Anything else; the server does not read it."""
 
 
 class Observation(BaseModel):
@@ -27,10 +28,12 @@ class Observation(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True, arbitrary_types_allowed=True)
 
     done: bool = False
+    """Whether the episode has ended."""
     # The most frequent type comes first: pydantic stops at the first exact match.
     reward: float | int | bool | None = None
     """None means "not scored", which is not the same as zero."""
     metadata: dict[str, Any] = Field(default_factory=dict)
+    """Further values for the client, such as how the reward came about."""
 
 
 class State(BaseModel):
@@ -39,7 +42,9 @@ class State(BaseModel):
     model_config = ConfigDict(extra="allow", validate_assignment=True, arbitrary_types_allowed=True)
 
     episode_id: str | None = None
+    """The name of the episode, if it has one."""
     step_count: int = Field(default=0, ge=0)
+    """How many steps the episode has had."""
 
 
 class ListToolsAction(Action):
@@ -89,9 +94,13 @@ class StepResult(Generic[ObservationT]):
     """What a client gets back from `reset` and `step`."""
 
     observation: ObservationT
+    """What the environment returned: an instance of the client's observation type, or a dictionary."""
     reward: float | int | bool | None = None
+    """The reward of the step. None means "not scored"."""
     done: bool = False
+    """Whether the step ended the episode."""
     metadata: dict[str, Any] = field(default_factory=dict)
+    """The metadata of the observation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,9 +63,11 @@ class Call:
     id: str
     """Unique in its rollout: `c0`, `c1`, … in the order the calls began."""
     index: int
+    """Its place among the calls, from 0."""
     dialect: str = "chat"
     """The API that the agent used."""
     role: Role = Role.AGENT
+    """The purpose of the call."""
     session: str | None = None
     """The agent's own id of the conversation, if it sends one."""
 
@@ -74,8 +76,11 @@ class Call:
     forwarded: dict[str, Any] = field(default_factory=dict)
     """The fields of the request to the engine, without messages and tools. Secrets are masked."""
     prompt_token_ids: list[int] = field(default_factory=list)
+    """The prompt, as the engine tokenized it."""
     completion_token_ids: list[int] = field(default_factory=list)
+    """The sampled tokens."""
     logprobs: list[float] = field(default_factory=list)
+    """One for each sampled token."""
     tokens: list[str] = field(default_factory=list)
     """The text of each sampled token, if the engine returns it."""
     top_logprobs: list[dict[str, float]] = field(default_factory=list)
@@ -83,11 +88,14 @@ class Call:
     message: dict[str, Any] = field(default_factory=dict)
     """The assistant message: content, reasoning_content, tool_calls."""
     finish_reason: str | None = None
+    """Why sampling ended: stop, length or tool_calls."""
     usage: dict[str, Any] = field(default_factory=dict)
+    """The token counts that the endpoint reported."""
 
     status: int | None = None
     """HTTP status of the last attempt; None without a response."""
     error: str | None = None
+    """What broke; None if nothing did."""
     aborted: bool = False
     """The agent or the proxy ended it early."""
     attempts: list[dict[str, Any]] = field(default_factory=list)
@@ -100,13 +108,16 @@ class Call:
     """How long it waited for pauses to end, with the attempts that pauses cut off."""
 
     engine: str = "unknown"
+    """The inference engine."""
     model: str = ""
+    """The name of the model."""
     weight_version: str | None = None
     """The weights that it was sampled from, as the engine reported them, or else the trainer."""
     admitted_version: str | None = None
     """The weights when the call began, if the trainer reports them. They changed during the call if the two
     differ."""
     level: Level = Level.TEXT
+    """How much the endpoint returned."""
 
     parent: str | None = None
     """The call that this one continues: this prompt starts with the parent's whole prompt and is longer, by exact
@@ -115,11 +126,13 @@ class Call:
     """How many leading tokens of this prompt are the parent's prompt and completion."""
 
     caller: Caller = Caller.UNKNOWN
+    """Which process made the call."""
     caller_reason: str | None = None
     """Of a foreign caller, which process it was; of an unknown one, why it is unknown."""
     temperature: float | None = None
     """As it was sent to the endpoint; None if it was not."""
     logprobs_kind: LogprobsKind = LogprobsKind.UNKNOWN
+    """Which distribution the logprobs belong to."""
     token_problem: str | None = None
     """Why the tokens that the endpoint returned cannot be used; None if they can, or if it returned none."""
     step: str = ""

@@ -23,6 +23,7 @@ class Timeouts:
     """In seconds; None waits forever."""
 
     connect: float | None = 10.0
+    """For a connection to be made."""
     request: float | None = 600.0
     """For the answer to a reset, step, state or tool call, connecting and reconnecting included."""
 
@@ -42,6 +43,7 @@ class Reconnect:
     first_pause: float = 0.05
     """Pauses between attempts grow from this to `longest_pause`, with full jitter."""
     longest_pause: float = 2.0
+    """The longest pause between two attempts."""
     replay: bool = False
     """When the session is lost with its host: begin a new one, send it the same seed and actions, and continue if it
     answers the same. Only for environments that declare themselves `deterministic`."""

@@ -98,7 +98,10 @@ class BatchGroup:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BatchResult:
+    """What a batch gave: the last rollout of each member, and the counts over them."""
+
     batch_id: str
+    """The name of the batch in the store."""
     records: list[RolloutRecord]
     """The last rollout of each member, in the order of tasks and members."""
 

@@ -12,15 +12,25 @@ class Outcome(StrEnum):
     """`ok`, or who broke. A reward of None is never 0: it is unknown."""
 
     OK = "ok"
+    """The agent ended by itself."""
     TASK = "task"
+    """The task cannot be read, or its set-up failed."""
     AGENT = "agent"
+    """The agent program could not be installed or started, or it failed."""
     MODEL = "model"
+    """The model endpoint did not answer, or refused."""
     SANDBOX = "sandbox"
+    """The sandbox could not be opened, or broke."""
     ENVIRONMENT = "environment"
+    """The environment failed, or could not be reached."""
     VERIFIER = "verifier"
+    """The verifier could not be run."""
     TIMEOUT = "timeout"
+    """The agent had no time left."""
     BUDGET = "budget"
+    """The agent had no model calls or tokens left."""
     CANCELLED = "cancelled"
+    """The rollout was stopped from outside."""
 
     @property
     def is_infrastructure(self) -> bool:

@@ -42,6 +42,7 @@ class Task:
     """
 
     instruction: str
+    """What the agent is told to do."""
     id: str = ""
     """Empty: `task-` and the first eight digits of the hash."""
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -56,11 +57,15 @@ class Task:
     solution: Mapping[str, bytes] = field(default_factory=dict)
     """A reference solution, never staged for an agent. `solve.sh` is the one that is run."""
     sandbox: SandboxLimits = field(default_factory=SandboxLimits)
+    """What the sandbox may use."""
     timeouts: RolloutTimeouts = field(default_factory=RolloutTimeouts)
+    """A deadline for each stage."""
     image: TaskImage | None = None
     """The root of its sandboxes. None: the programs of the host."""
     network: TaskNetwork = field(default_factory=TaskNetwork)
+    """What each phase may connect to."""
     settings: TaskSettings = field(default_factory=TaskSettings)
+    """The further settings of `task.toml`."""
     steps: tuple[TaskStep, ...] = ()
     """The instructions that the agent gets one after the other. Empty: `instruction` alone."""
     metadata: dict[str, Any] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from paddock.errors import PaddockError
 
 SubjectT = TypeVar("SubjectT")
 CheckOutcome = Literal["passed", "failed", "warning", "info", "skipped"]
+"""How a check ended. Only `failed` means that something must change."""
 Claim = Callable[[SubjectT], Awaitable[str | None]]
 Announce = Callable[[str, int, int], None]
 """Called with the name of the check that begins, how many are done, and how many there are."""
@@ -29,10 +30,15 @@ class Result:
     """The result of one check."""
 
     name: str
+    """The claim that was checked."""
     outcome: CheckOutcome
+    """How the check ended."""
     detail: str = ""
+    """What was found."""
     hint: str | None = None
+    """What to do about it."""
     seconds: float = 0.0
+    """How long the check took."""
     fault: str | None = None
     """The name of a common fault of tasks, from the table in docs/tasks.md."""
 
@@ -74,8 +80,12 @@ class Skipped(CheckVerdict):
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[SubjectT]):
+    """A claim about a subject, what to do when it does not hold, and what it builds on."""
+
     claim: Claim[SubjectT]
+    """The function that checks it."""
     hint: str
+    """What to do when the claim does not hold."""
     needs: tuple[Claim[SubjectT], ...] = ()
     """Claims that have to hold before this one can be checked."""
     excuse: Callable[[SubjectT], str | None] | None = None

@@ -29,8 +29,11 @@ class SampledRollout:
     """One rollout, and what can be trained on of it."""
 
     record: RolloutRecord
+    """The rollout."""
     calls: list[Call]
+    """All its model calls."""
     samples: list[Sample]
+    """The sequences to train on."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -72,7 +75,9 @@ class ScoredGroup:
     number: int
     """Of the unit in its stream."""
     source: str
+    """The name of its source."""
     task: Task
+    """The task of all its rollouts."""
     rollouts: Sequence[SampledRollout]
     """Those that can be trained on."""
     rewards: Sequence[float]

@@ -61,7 +61,9 @@ class StreamStatistics:
     """A snapshot. Rollouts are counted once: as running, waiting, delivered or left out."""
 
     name: str
+    """The name of the stream."""
     version: int
+    """The trainer's weight version."""
     running: int
     """Units whose rollouts run."""
     ready: int
@@ -73,14 +75,17 @@ class StreamStatistics:
     unacknowledged: int
     """Units that were delivered. They come again if the trainer is killed now."""
     resampled: int
+    """Groups that were run again."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Rollouts that nobody trains on, by reason."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Delivered units by their staleness."""
     oldest_call: int | None = None
+    """The lowest weight version of the calls of the last unit."""
     newest_call: int | None = None
     """Weight versions of the calls of the last unit that was delivered."""
     paused: bool = False
+    """Whether model calls are held back."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -56,7 +56,9 @@ CONTEXT_TOOLS: list[dict[str, Any]] = [
         output_id=_OUTPUT,
     ),
 ]  # fmt: skip
+"""The tools with which an agent manages its own context, in OpenAI format."""
 CONTEXT_TOOL_NAMES = {tool["function"]["name"] for tool in CONTEXT_TOOLS}
+"""Their names."""
 
 Messages = list[dict[str, Any]]
 
