@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from scripts.browser import find_browser
 
 from .processes import quiet_environment
 
 TOKEN = "a-token-of-the-tests"
+TIMEOUT_MS = 30_000
+"""How long a condition may take to become true, on a machine that is busy."""
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 
 
@@ -46,7 +48,8 @@ def a_page(browser: Browser, url: str, **options: object) -> Iterator[Page]:
     """A visitor who came with the token. Whatever the page complains about fails the test."""
     context = browser.new_context(**options)  # type: ignore[arg-type]
     page = context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(TIMEOUT_MS)
+    expect.set_options(timeout=TIMEOUT_MS)
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)

@@ -9,7 +9,7 @@ import tarfile
 from typing import TYPE_CHECKING, Any
 
 from paddock.rollouts.folder_changes import decode_text, is_generated
-from paddock.store import rows, search
+from paddock.store import rows, search, tags
 from paddock.store.packing import decompress
 from paddock.web.read_store import summaries, summarize_head
 from paddock.web.responses import PageNotFound
@@ -32,6 +32,7 @@ def describe(connection: sqlite3.Connection, rollout: LoadedRollout) -> dict[str
     record = rows.read(connection, rollout.key)
     return {
         **summarize_head(rollout.head),
+        "tags": tags.read(connection, [rollout.key]).get(rollout.key, []),
         "task_hash": record.task_hash,
         "instruction": record.instruction,
         "config": record.config,

@@ -104,7 +104,7 @@ export async function batchView(place, signal) {
   const head = h("div", { class: "stack" });
   const causes = h("section", { class: "panel", "aria-label": "What broke" });
   const problem = h("div");
-  const bar = tickedBar(() => table.clearTicks(), () => table.list.refresh());
+  const bar = tickedBar(() => table.clearTicks(), () => table.refresh());
   const table = new RolloutTable({ filters, signal, hidden: ["batch"], onSort: () => table.show(), onTick: bar.show, onError: (error) => signal.aborted || fill(problem, broken(error)) });
 
   async function draw() {
@@ -128,7 +128,7 @@ export async function batchView(place, signal) {
     signal,
   );
   const again = () => draw().catch((error) => signal.aborted || fill(problem, broken(error, again)));
-  live("live", { rows: follower(table, (hasNew) => (hasNew && table.list.refresh(), again()), signal) }, signal);
+  live("live", { rows: follower(table, (hasNew) => (hasNew && table.refresh(), again()), signal) }, signal);
   requestAnimationFrame(() => table.show());
   return h("div", { class: "view wide" }, head, problem, causes, bar.element, table.element);
 }

@@ -63,7 +63,7 @@ function groupPanel(group) {
       "div",
       { class: "group-head" },
       h("h2", null, group.task_id),
-      h("span", { class: "muted" }, group.batch_id ? `batch ${group.batch_id}` : "no batch"),
+      h("span", { class: "muted" }, "batch ", h("a", { href: placeUrl(["batches", group.batch_id]) }, group.batch_id)),
       h("span", null, `mean ${rewardText(group.mean)} of ${count(group.scored)} scored`),
       sparkBars(group.members.map((/** @type {any} */ member) => member.reward), { label: "Rewards of the group" }),
       compare,

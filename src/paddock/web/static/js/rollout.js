@@ -6,7 +6,9 @@ import { bytesText, count, dateTime, duration, modelName, outcomeText, rewardCla
 import { folded, message } from "./folded.js";
 import { useKeys, walkKeys } from "./keys.js";
 import { outcomeTag } from "./rollouts.js";
-import { placeUrl } from "./router.js";
+import { lastPlace, placeUrl } from "./router.js";
+import { tagLink } from "./table.js";
+import { openTagDialog } from "./ticked.js";
 import { changesPanel } from "./changes.js";
 import { graphPanel } from "./graph.js";
 import { sandboxPanel } from "./sandbox.js";
@@ -77,7 +79,11 @@ export async function rolloutView(place, signal) {
     onCalls: (take) => callTakers.push(take),
   };
   function drawHead() {
-    fill(head, headOf(rollout));
+    fill(head, headOf(rollout, drawTags));
+  }
+  async function drawTags() {
+    rollout.tags = (await get(`rollouts/${id}`, {}, signal)).tags;
+    drawHead();
   }
   drawHead();
   if (rollout.live) {
@@ -112,7 +118,7 @@ export async function rolloutView(place, signal) {
     [
       { keys: "l", does: "Next tab", run: () => tab(1) },
       { keys: "h", does: "Previous tab", run: () => tab(-1) },
-      { keys: "u", does: "Back to all rollouts", run: () => (location.hash = "#/rollouts") },
+      { keys: "u", does: "Back to all rollouts", run: () => (location.hash = lastPlace("rollouts")) },
     ],
     signal,
   );
@@ -132,8 +138,8 @@ function showActive(tabs) {
   if (active) tabs.scrollLeft = active.offsetLeft - tabs.offsetLeft - (tabs.clientWidth - active.offsetWidth) / 2;
 }
 
-/** @param {any} rollout */
-function headOf(rollout) {
+/** @param {any} rollout @param {() => void} onTagged */
+function headOf(rollout, onTagged) {
   const facts = [
     rollout.agent && `${rollout.agent}${rollout.driver && rollout.driver !== "run" ? ` (${rollout.driver})` : ""}`,
     modelName(rollout.model),
@@ -150,13 +156,13 @@ function headOf(rollout) {
   const about = h("div", null,
     h("div", { class: "rollout-title" }, h("h1", null, rollout.task_id), outcomeTag(rollout), h("span", { class: `rollout-reward ${rewardClass(rollout.reward)}` }, `reward ${rewardText(rollout.reward)}`), rollout.live ? h("span", { class: "live-dot" }, "live") : null),
     h("p", { class: "muted" }, facts.filter(Boolean).join(" · ")),
-    h("p", { class: "muted mono" }, rollout.rollout_id),
+    h("p", { class: "muted" }, h("span", { class: "mono" }, rollout.rollout_id), rollout.batch_id && !isShared ? [" · batch ", h("a", { href: placeUrl(["batches", rollout.batch_id]) }, rollout.batch_id)] : null, " ", isShared ? null : (rollout.tags ?? []).map(tagLink)),
     because ? h("p", null, h("strong", null, whatBroke(rollout)), h("span", { class: "error-text" }, because)) : null,
     parts.length ? h("p", { class: "reward-parts" }, parts.map(([name, value]) => h("span", null, h("span", { class: "muted" }, `${name} `), h("strong", { class: rewardClass(Number(value)) }, rewardText(Number(value)))))) : null,
   );
   return [
     about,
-    isShared ? null : h("div", { class: "actions" }, rollout.live ? abortButton(rollout.rollout_id) : null, shareLink(rollout.rollout_id), compareChoice(rollout.rollout_id, siblings)),
+    isShared ? null : h("div", { class: "actions" }, rollout.live ? abortButton(rollout.rollout_id) : null, shareLink(rollout.rollout_id), h("button", { type: "button", onclick: () => openTagDialog([rollout.rollout_id], onTagged) }, "Tags…"), compareChoice(rollout.rollout_id, siblings)),
   ];
 }
 

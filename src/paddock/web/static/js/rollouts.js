@@ -17,6 +17,8 @@ import { tickedBar } from "./ticked.js";
 export { outcomeTag } from "./table.js";
 
 const INDEXING_MS = 2000;
+/** Of the table of tasks; the others have numbers. */
+const TEXT_COLUMNS = ["Task", "Latest rewards", "Outcomes", ""];
 
 /** How far the table was scrolled when it was left, by its address. */
 const left = { place: "", top: 0, page: 0 };
@@ -34,7 +36,7 @@ export function rolloutsView(place, signal) {
   const notIndexed = h("span", { class: "muted" });
   const problem = h("div");
   const none = h("div", { hidden: true });
-  const bar = tickedBar(() => table.clearTicks(), () => (table.list.refresh(), form.draw()));
+  const bar = tickedBar(() => table.clearTicks(), () => (table.refresh(), form.draw()));
   const table = new RolloutTable({ filters, signal, onSort: show, onTick: bar.show, onError: fail });
   table.sort = place.query.get("sort") ?? "started";
   table.order = place.query.get("order") ?? "desc";
@@ -77,11 +79,11 @@ export function rolloutsView(place, signal) {
     total.textContent = number === 1 ? "1 rollout" : `${number.toLocaleString("en")} rollouts`;
     table.element.hidden = exportButton.hidden = number === 0;
     none.hidden = number !== 0;
-    const hasStarted = number > 0 || form.isFiltered();
-    learning.element.hidden = figures.hidden = folds.hidden = form.element.hidden = !hasStarted;
+    learning.element.hidden = figures.hidden = folds.hidden = number === 0;
+    form.element.hidden = above.hidden = number === 0 && !form.isFiltered();
     notIndexed.textContent = table.notIndexed ? `${count(table.notIndexed)} transcripts are still being made searchable.` : "";
     clearTimeout(checking);
-    if (table.notIndexed) checking = setTimeout(() => signal.aborted || table.list.refresh().then(drawTotal), INDEXING_MS);
+    if (table.notIndexed) checking = setTimeout(() => signal.aborted || table.refresh().then(drawTotal), INDEXING_MS);
   }
 
   async function drawFigures() {
@@ -138,7 +140,7 @@ export function rolloutsView(place, signal) {
   live("live", { rows: follower(table, (hasNew) => refresh(hasNew), signal) }, signal);
   /** @param {boolean} hasNew */
   async function refresh(hasNew) {
-    if (hasNew) await (table.list.total ? table.list.refresh().then(drawTotal) : show());
+    if (hasNew) await (table.list.total ? table.refresh().then(drawTotal) : show());
     drawFigures();
     learning.draw();
   }
@@ -201,7 +203,7 @@ function taskTable(tasks, choose) {
       h("td", null, h("a", { href: placeUrl(["groups"], { task: task.task_id }) }, "side by side")),
     );
   });
-  return h("div", { class: "scroll-x" }, h("table", { class: "plain" }, h("thead", null, h("tr", null, head.map((title) => h("th", { scope: "col" }, title)))), h("tbody", null, rows)));
+  return h("div", { class: "scroll-x" }, h("table", { class: "plain" }, h("thead", null, h("tr", null, head.map((title) => h("th", { scope: "col", class: TEXT_COLUMNS.includes(title) ? null : "number" }, title)))), h("tbody", null, rows)));
 }
 
 /** @param {boolean} filtered @param {() => void} reset */

@@ -112,6 +112,12 @@ export class RolloutTable {
     this.fit();
   }
 
+  /** Fetch again what is seen. */
+  async refresh() {
+    await this.list.refresh();
+    this.fit();
+  }
+
   /** Choose the columns that fit, and their widths, by what is in the first rows. */
   fit() {
     const available = this.element.clientWidth - EXTRA_WIDTH;

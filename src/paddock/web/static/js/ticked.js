@@ -30,7 +30,7 @@ export function tickedBar(clear, onTagged) {
 }
 
 /** @param {string[]} ids @param {() => void} onTagged */
-function openTagDialog(ids, onTagged) {
+export function openTagDialog(ids, onTagged) {
   const problem = h("div");
   const input = h("input", { name: "tags", autocomplete: "off", spellcheck: "false", placeholder: "look-again -done", "aria-label": "Tags", "aria-describedby": "tag-hint" });
   /** @param {Event} event */
