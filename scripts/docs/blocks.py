@@ -13,13 +13,17 @@ A comment on the line before a block says what its language does not:
 and a comment anywhere is a command that readers do not see, such as a server that the next block needs:
 
     <!-- run: paddock serve counter -->
+
+or holds for the whole page:
+
+    <!-- test page: end-to-end -->
 """
 
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +44,7 @@ REASONS = (
 """Why a block may be left out. Its commands are still parsed, and what it imports is still looked up."""
 FENCE = re.compile(r"( *)```(\S*)\s*")
 COMMENT = re.compile(r" *<!-- test: (.+) -->\s*")
+END_TO_END_PAGE = "<!-- test page: end-to-end -->\n"
 HIDDEN = re.compile(r" *<!-- run: (.+) -->\s*")
 INSTALLS = re.compile(r"^(?:python3? -m )?(?:pip|uv|apt|apt-get|npm|make) ", re.MULTILINE)
 FILE_NAME = re.compile(r"# (\S+\.py)\n")
@@ -75,6 +80,12 @@ def find_blocks(pages: list[Path] | None = None) -> list[Block]:
 
 def read_blocks(page: Path) -> Iterator[Block]:
     lines = REPOSITORY.joinpath(page).read_text().splitlines(keepends=True)
+    is_end_to_end = END_TO_END_PAGE in lines
+    for block in read_lines(page, lines):
+        yield replace(block, end_to_end=block.end_to_end or is_end_to_end)
+
+
+def read_lines(page: Path, lines: list[str]) -> Iterator[Block]:
     start = 0
     while start < len(lines):
         fence, hidden = FENCE.fullmatch(lines[start]), HIDDEN.fullmatch(lines[start])

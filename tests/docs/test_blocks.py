@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from scripts.docs import REPOSITORY, find_pages
-from scripts.docs.blocks import FILE, LOADED, RUN, SKIPPED, TEXT, Block, find_blocks, read_blocks
+from scripts.docs.blocks import FILE, LOADED, RUN, SKIPPED, TEXT, Block, find_blocks
 
 from docs.checks import find_commands, find_imports, parse_command
 from docs.session import Session
@@ -30,30 +29,33 @@ JSON_LOADERS: dict[str, Callable[[Any], Any]] = {
 """By a key of the document."""
 
 
+BLOCKS = find_blocks()
+RUN_HERE = [block for block in BLOCKS if block.use in (RUN, FILE) and not block.end_to_end]
+RUN_END_TO_END = [block for block in BLOCKS if block.use in (RUN, FILE)]
+
+
+def pages(blocks: list[Block]) -> list[Path]:
+    return sorted({block.page for block in blocks if block.use == RUN and not block.hidden})
+
+
 def select(languages: str, *uses: str) -> list[Block]:
-    return [block for block in find_blocks() if block.language in languages.split() and block.use in uses]
-
-
-def has_code(page: Path, *signs: str) -> bool:
-    text = REPOSITORY.joinpath(page).read_text()
-    return any(sign in text for sign in signs)
+    return [block for block in BLOCKS if block.language in languages.split() and block.use in uses]
 
 
 @needs_bwrap
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", [page for page in find_pages() if has_code(page, "```sh\n", "```python\n")], ids=str)
+@pytest.mark.parametrize("page", pages(RUN_HERE), ids=str)
 def test_the_blocks_of_a_page_run(page: Path, session: Session) -> None:
-    blocks = [block for block in read_blocks(page) if block.use in (RUN, FILE) and not block.end_to_end]
-    done = session.run(blocks)
+    done = session.run(block for block in RUN_HERE if block.page == page)
     assert done.returncode == 0, done.stdout[-4000:]
 
 
 @pytest.mark.end_to_end
 @needs_bwrap
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", [page for page in find_pages() if has_code(page, "end-to-end -->")], ids=str)
+@pytest.mark.parametrize("page", pages([block for block in RUN_END_TO_END if block.end_to_end]), ids=str)
 def test_all_blocks_of_a_page_run(page: Path, session: Session) -> None:
-    done = session.run(block for block in read_blocks(page) if block.use in (RUN, FILE))
+    done = session.run(block for block in RUN_END_TO_END if block.page == page)
     assert done.returncode == 0, done.stdout[-4000:]
 
 
@@ -89,6 +91,6 @@ def test_every_name_that_a_page_imports_is_there() -> None:
 
 
 def test_few_blocks_are_left_out() -> None:
-    blocks = [block for block in find_blocks() if block.use != TEXT and not block.hidden]
+    blocks = [block for block in BLOCKS if block.use != TEXT and not block.hidden]
     skipped = [f"{block}: {block.skip}" for block in blocks if block.skip]
     assert len(skipped) <= MOST_SKIPPED * len(blocks), "\n".join(skipped)
