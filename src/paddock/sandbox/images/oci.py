@@ -135,12 +135,17 @@ def this_platform() -> str:
     return f"linux/{ARCHITECTURES.get(name, name)}"
 
 
+def is_for_platform(platform: str, wanted: str) -> bool:
+    """Whether `platform` is the one that is wanted. `linux/arm64` has any variant."""
+    words = wanted.split("/")
+    return platform.split("/")[: len(words)] == words
+
+
 def select_manifest(index: OciIndex, platform: str, name: str) -> Descriptor:
     """The manifest for a platform. Raises ImageError that lists the platforms if there is none."""
-    wanted = platform.split("/")
     candidates = [(str(one.platform or OciPlatform()), one) for one in index.manifests]
     for text, descriptor in candidates:
-        if text.split("/")[: len(wanted)] == wanted:
+        if is_for_platform(text, platform):
             return descriptor
     if len(index.manifests) == 1 and index.manifests[0].platform is None:
         return index.manifests[0]

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from paddock.sandbox.images.image import DOCKERFILE
-from paddock.sandbox.images.resolve import get_image
+from paddock.sandbox.images.resolve import check_runs_here, get_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,7 +55,9 @@ class StoreImages(ImageProvider):
     """Images of the default store: pulled, imported, or built in sandboxes of this machine."""
 
     async def get(self, name: str) -> Image:
-        return await get_image(name)
+        image = await get_image(name)
+        check_runs_here(image)
+        return image
 
     async def build(self, request: BuildRequest) -> Image:
         from paddock.sandbox.images.build import build_image

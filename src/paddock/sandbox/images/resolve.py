@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from paddock.errors import ImageError
-from paddock.sandbox.images.oci import this_platform
+from paddock.sandbox.images.oci import is_for_platform, this_platform
 from paddock.sandbox.images.reference import is_digest
 from paddock.sandbox.images.store import ImageStore, default_store
 
@@ -41,5 +41,13 @@ async def get_image(
 
 def is_usable(image: Image, platform: str | None) -> bool:
     """Whether a stored image is for a platform. Without one, any image of that name is."""
-    wanted = (platform or image.platform or this_platform()).split("/")
-    return image.platform.split("/")[: len(wanted)] == wanted
+    return platform is None or is_for_platform(image.platform, platform)
+
+
+def check_runs_here(image: Image) -> None:
+    """Raises ImageError for an image of another platform than this machine's."""
+    if not is_for_platform(image.platform, this_platform()):
+        raise ImageError(
+            f"{image.name} is for {image.platform}, not for {this_platform()}",
+            hint=f"paddock image pull {image.name} fetches the one for this machine, if there is one",
+        )

@@ -15,9 +15,10 @@ from tests.sandbox.images.registry.server import IDENTITY_TOKEN, PASSWORD, USER,
 
 from paddock.errors import ImageError
 from paddock.retry import Backoff
+from paddock.sandbox.images.oci import this_platform
 from paddock.sandbox.images.registry import blobs, pull
 from paddock.sandbox.images.registry.pull import PullProgress, pull_image
-from paddock.sandbox.images.resolve import get_image
+from paddock.sandbox.images.resolve import check_runs_here, get_image
 from paddock.sandbox.images.store import ImageStore
 
 pytestmark = pytest.mark.anyio
@@ -95,6 +96,17 @@ async def test_the_platform_selects_from_an_index(registry: Registry, store: Ima
     with pytest.raises(ImageError, match="no image for linux/s390x") as caught:
         await pull_image(name, store, platform="linux/s390x")
     assert caught.value.hint == "it has linux/amd64, linux/arm/v7, linux/arm64/v8"
+
+
+async def test_a_single_image_must_be_for_the_platform(registry: Registry, store: ImageStore) -> None:
+    registry.add_image("one", LOWER, platform="linux/s390x")
+    name = f"{registry.host}/one"
+    with pytest.raises(ImageError, match=f"one is for linux/s390x, not for {this_platform()}") as caught:
+        await get_image(name, store=store)
+    assert "--platform linux/s390x" in str(caught.value.hint)
+    image = await pull_image(name, store, platform="linux/s390x")
+    with pytest.raises(ImageError, match="is for linux/s390x, not for"):
+        check_runs_here(image)
 
 
 async def test_a_digest_names_one_manifest(registry: Registry, store: ImageStore) -> None:

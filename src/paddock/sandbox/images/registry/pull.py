@@ -22,6 +22,7 @@ from paddock.sandbox.images.oci import (
     check_media_types,
     digest_of,
     image_from_config,
+    is_for_platform,
     load_json,
     parse_document,
     select_manifest,
@@ -76,6 +77,8 @@ class PulledManifest:
     repository: str
     manifest: OciManifest
     config: bytes = field(repr=False)
+    wanted_platform: str | None
+    """None if an index selected the image by its platform."""
 
 
 async def pull_image(
@@ -120,6 +123,10 @@ async def _store_image(
     name: str, source: PulledManifest, store: ImageStore, progress: PullProgress, deadline: Deadline
 ) -> Image:
     image = image_from_config(name, source.config)
+    wanted = source.wanted_platform
+    if wanted is not None and not is_for_platform(image.platform, wanted):
+        hint = f"use an image for that platform; --platform {image.platform} pulls this one"
+        raise ImageError(f"{name} is for {image.platform}, not for {wanted}", hint=hint)
     await _fetch_layers(image, source, store, progress, deadline)
     await asyncio.to_thread(store.save, image, source="registry", config=source.config)
     await asyncio.to_thread(store.enforce_limit)
@@ -134,7 +141,8 @@ async def _fetch_manifest(
 ) -> PulledManifest:
     repository = reference.repository
     content = await _fetch_document(client, repository, f"manifests/{reference.selector}", reference.digest, deadline)
-    if "manifests" in _keys(content, reference):
+    has_index = "manifests" in _keys(content, reference)
+    if has_index:
         index = parse_document(OciIndex, content, f"the index of {reference.short}")
         digest = select_manifest(index, platform, reference.short).digest
         content = await _fetch_document(client, repository, f"manifests/{digest}", digest, deadline)
@@ -143,7 +151,7 @@ async def _fetch_manifest(
     check_media_types(manifest, reference.short)
     digest = manifest.config.digest
     config = await _fetch_document(client, repository, f"blobs/{digest}", digest, deadline)
-    return PulledManifest(client, repository, manifest, config)
+    return PulledManifest(client, repository, manifest, config, None if has_index else platform)
 
 
 def _keys(content: bytes, reference: ImageReference) -> dict[str, Any]:
