@@ -7,7 +7,8 @@ from .processes import Server, fastmcp_command, free_port, openenv_command, padd
 LONGEST_FIRST = (
     *("test_ray_faults", "test_agents", "test_rollout_cheats", "test_rollout_faults", "test_ray_rollouts"),
     *("test_rollouts", "test_opencode_environment", "test_trainers", "test_ray_hosts", "test_trl", "test_e2b"),
-    *("test_page", "test_vendor_agents", "test_vendor_clients", "test_adapters", "test_grpo_tiny"),
+    *("test_page", "test_vendor_agents", "test_page_finding", "test_vendor_clients", "test_adapters"),
+    "test_grpo_tiny",
 )
 """Files that take long begin early, so that none of them is left alone at the end."""
 

@@ -64,10 +64,12 @@ export function rolloutsView(place, signal) {
 
   async function show(isStep = false) {
     remember(isStep === true);
-    form.draw();
     fill(problem);
     failed = null;
-    await Promise.all([table.show(), drawFigures(), learning.draw()]);
+    // The server answers one after the other: what is looked at first is asked for first.
+    const shown = [table.show(), drawFigures(), learning.draw()];
+    form.draw();
+    await Promise.all(shown);
     content.hidden = failed !== null;
     if (failed) return;
     drawTotal();
