@@ -11,8 +11,13 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-METADATA = (ipaddress.ip_address("169.254.169.254"), ipaddress.ip_address("fd00:ec2::254"))
-"""Where cloud machines read their own credentials."""
+METADATA = tuple(
+    map(
+        ipaddress.ip_address,
+        ("169.254.169.254", "fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192"),
+    )
+)
+"""Where cloud machines read their own credentials. Some of these addresses look public."""
 RELAYS_4 = ipaddress.ip_network("192.88.99.0/24")
 """Relays from IPv4 to IPv6, deprecated. The standard library counts them as public."""
 
