@@ -294,7 +294,11 @@ def test_a_config_is_restored_from_its_record() -> None:
         ({"answer": 5}, "answer is neither"),
         ({"answer": {"text": "Hello."}}, "an answer has no key 'text'"),
         ({"answer": {"tool_calls": [{}]}}, r"tool_calls\[0\] has no name"),
+        ({"answer": {"tool_calls": {"name": "bash"}}}, "tool_calls is not a list"),
+        ({"answer": {"tool_calls": [{"name": "bash", "arguments": 5}]}}, r"arguments of tool_calls\[0\]"),
+        ({"answer": {"content": 5}}, "content of the answer is not a text"),
         ({"tool_result": 5}, "tool_result is not a text"),
+        ({"answer": "Hello.", "tool_call_id": "c"}, "which tool_result"),
     ],
 )
 def test_a_wrong_edit_names_its_field(document: dict[str, Any], message: str) -> None:

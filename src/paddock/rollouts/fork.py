@@ -198,27 +198,34 @@ def read_edit(document: Mapping[str, Any]) -> Edit:
     for key in document:
         if key not in EDIT_KEYS:
             raise ConfigError(f"an edit has no key {key!r}", hint=f"use {', '.join(EDIT_KEYS)}")
-    answer = document.get("answer")
-    if isinstance(answer, str):
-        answer = {"content": answer}
-    if answer is not None and not isinstance(answer, Mapping):
-        raise ConfigError("answer is neither a text nor an object", hint='write {"answer": {"content": "…"}}')
-    for key in answer or {}:
-        if key not in ANSWER_KEYS:
-            raise ConfigError(f"an answer has no key {key!r}", hint=f"use {', '.join(ANSWER_KEYS)}")
-    if answer is not None:
-        answer = {
-            **answer,
-            "tool_calls": [
-                read_tool_call(call, number) for number, call in enumerate(answer.get("tool_calls") or ())
-            ],
-        }
-        if not answer["tool_calls"]:
-            del answer["tool_calls"]
     for key in ("tool_result", "tool_call_id"):
         if document.get(key) is not None and not isinstance(document[key], str):
             raise ConfigError(f"{key} is not a text", hint=f'write {{"{key}": "…"}}')
+    if document.get("tool_call_id") is not None and document.get("tool_result") is None:
+        raise ConfigError("tool_call_id says which tool_result is replaced", hint="add tool_result, or leave it out")
+    answer = None if document.get("answer") is None else read_answer(document["answer"])
     return Edit(answer=answer, tool_result=document.get("tool_result"), tool_call_id=document.get("tool_call_id"))
+
+
+def read_answer(document: Any) -> dict[str, Any]:
+    """The assistant message of an edit, from its JSON form or from a text. Raises ConfigError."""
+    if isinstance(document, str):
+        return {"content": document}
+    if not isinstance(document, Mapping):
+        raise ConfigError("answer is neither a text nor an object", hint='write {"answer": {"content": "…"}}')
+    for key in document:
+        if key not in ANSWER_KEYS:
+            raise ConfigError(f"an answer has no key {key!r}", hint=f"use {', '.join(ANSWER_KEYS)}")
+    for key in ("content", "reasoning_content"):
+        if document.get(key) is not None and not isinstance(document[key], str):
+            raise ConfigError(f"{key} of the answer is not a text", hint=f'write {{"{key}": "…"}}')
+    calls = document.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise ConfigError("tool_calls is not a list", hint='write [{"name": "bash", "arguments": {…}}]')
+    answer = {key: value for key, value in document.items() if key != "tool_calls"}
+    if calls:
+        answer["tool_calls"] = [read_tool_call(call, number) for number, call in enumerate(calls)]
+    return answer
 
 
 def read_tool_call(call: Any, number: int) -> dict[str, Any]:
@@ -227,6 +234,8 @@ def read_tool_call(call: Any, number: int) -> dict[str, Any]:
     name, arguments = function.get("name"), function.get("arguments", {})
     if not isinstance(name, str):
         raise ConfigError(f"tool_calls[{number}] has no name", hint='write {"name": "bash", "arguments": {…}}')
+    if not isinstance(arguments, str | Mapping):
+        raise ConfigError(f"the arguments of tool_calls[{number}] are no object", hint='write "arguments": {…}')
     text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
     call_id = call.get("id") or f"call_{token_hex(8)}"
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
