@@ -210,3 +210,25 @@ def test_the_indexes_of_version_3_are_dropped(tmp_path: Path) -> None:
         names = store.query(lambda opened: [row[1] for row in opened.execute("PRAGMA index_list(rollouts)")])
     assert "rollouts_listed" not in names
     assert version(tmp_path) == SCHEMA.version
+
+
+def test_rollouts_of_version_8_get_their_weight_version_and_are_searchable(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        record = RolloutRecord("r-eight", "task", instruction="Find the needle.", started_at=1.0)
+        store.begin(record)
+        store.save_call("r-eight", Call("c0", 0, prompt_token_ids=[1], completion_token_ids=[2], weight_version="7"))
+        record.outcome = Outcome.OK
+        store.finish(record)
+    connection = sqlite3.connect(tmp_path / "store.db")
+    for table in ("tags", "transcripts", "transcript_index"):
+        connection.execute(f"DROP TABLE {table}")
+    connection.execute("PRAGMA user_version = 8")
+    connection.commit()
+    connection.close()
+    with Store.open(tmp_path, read_only=True) as store:
+        assert store.query(search.count, Search(words="r-eight")) == store.count(task_id="task") == 1
+        assert store.count(tag="none") == store.query(search.count, Search(words="needle")) == 0
+    with Store.open(tmp_path) as store:
+        assert store.query(search.count, Search(weights="7")) == 1
+        store.index_transcripts()
+        assert store.query(search.count, Search(words="needle")) == 1
