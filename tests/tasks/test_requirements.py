@@ -177,6 +177,7 @@ def test_a_task_with_a_misspelled_table_is_refused(tmp_path: Path, as_json: bool
         )
     assert (record.outcome, record.reward) == (Outcome.TASK, None)
     assert "task.toml has [agnt] (did you mean [agent]?) (correct the name" in (record.error or "")
+    assert asyncio.run(TaskCheck(task).run())[-1].fault == "unknown-key"
 
 
 def test_a_table_of_another_program_stops_nothing(tmp_path: Path) -> None:

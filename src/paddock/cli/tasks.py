@@ -181,12 +181,13 @@ def network_name(task: Task) -> str:
 
 def needs(task: Task) -> list[str]:
     """What the task needs and does not get here: it is refused for that."""
-    from paddock.tasks.requirements import UNREADABLE, find_missing_files, missing_parts
+    from paddock.tasks.requirements import MISSPELLED_TABLES, UNREADABLE, find_missing_files, missing_parts
 
     grader = task.settings.verifier.grader
     problem = [grader.problem] if grader is not None and grader.problem else []
     unreadable = ["to be readable"] if UNREADABLE in task.metadata else []
-    return [*unreadable, *missing_parts(task, "bwrap"), *find_missing_files(task), *problem]
+    misspelled = [f"a correction of {table}" for table in task.metadata.get(MISSPELLED_TABLES, ())]
+    return [*unreadable, *misspelled, *missing_parts(task, "bwrap"), *find_missing_files(task), *problem]
 
 
 def print_tasks(tasks: Sequence[Task]) -> None:

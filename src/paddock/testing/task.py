@@ -20,7 +20,14 @@ from paddock.sandbox.network.policy import NO_NETWORK
 from paddock.sandbox.user_namespace import find_identity
 from paddock.shielded import run_shielded
 from paddock.store.outcome import Outcome
-from paddock.tasks.requirements import UNKNOWN_KEYS, UNREADABLE, check_can_run, find_warnings, uses_image
+from paddock.tasks.requirements import (
+    MISSPELLED_TABLES,
+    UNKNOWN_KEYS,
+    UNREADABLE,
+    check_can_run,
+    find_warnings,
+    uses_image,
+)
 from paddock.tasks.steps import plan_steps
 from paddock.tasks.task import SOLUTION_ENTRY
 from paddock.tasks.unprotected_runs import find_unprotected_runs
@@ -70,14 +77,12 @@ class TaskCheck:
     """Those of the run that is being checked."""
 
     async def run(self) -> list[Result]:
-        is_readable = UNREADABLE not in self.task.metadata
-        results = [self._check_keys()] if is_readable else []
+        results = [] if UNREADABLE in self.task.metadata else [self._check_keys()]
         try:
             check_can_run(self.task, self.backend)
         except TaskError as error:
             name = "the task can be run here"
-            fault = UNSUPPORTED if is_readable else UNREADABLE
-            return [*results, Result(name, "failed", error.message, error.hint, fault=fault)]
+            return [*results, Result(name, "failed", error.message, error.hint, fault=self._refusal())]
         results.append(self._check_files())
         if self.task.image is None:
             # Only sandboxes without an image have paddock-run.
@@ -94,6 +99,12 @@ class TaskCheck:
             except RolloutError as error:
                 results.append(_failed(name, error.message, error.hint, self._diagnose(error.message)))
         return results
+
+    def _refusal(self) -> str:
+        """The name of the fault for which the task is not run."""
+        if UNREADABLE in self.task.metadata:
+            return UNREADABLE
+        return UNKNOWN_KEY if MISSPELLED_TABLES in self.task.metadata else UNSUPPORTED
 
     def _diagnose(self, *outputs: str) -> TaskFault | None:
         fault = diagnose_output(*outputs, *describe_failures(self._connections))

@@ -72,6 +72,7 @@ def test_what_is_not_supported_is_refused_with_its_line(text: str, message: str)
     with pytest.raises(ImageError, match=message) as caught:
         parse_dockerfile(text)
     assert caught.value.hint
+    assert (caught.value.data.get("fault") == "not-supported") == ("is not supported" in caught.value.message)
 
 
 def test_mounts_of_a_run() -> None:

@@ -28,7 +28,7 @@ from paddock.sandbox.images.dockerfiles.layer_copy import CopyRequest
 from paddock.sandbox.images.dockerfiles.run_step import RunStep, read_run, run_step, script_mount
 from paddock.sandbox.images.dockerfiles.scope import CHANGES, BuildInputs, BuildScope, read_global_args
 from paddock.sandbox.images.dockerfiles.step_lock import lock_step
-from paddock.sandbox.images.dockerfiles.syntax import Instruction, line_error
+from paddock.sandbox.images.dockerfiles.syntax import Instruction, line_error, unsupported
 from paddock.sandbox.images.image import Image, ImageConfig
 from paddock.sandbox.images.layer_worker import set_rights
 from paddock.sandbox.images.oci import config_to_json, digest_of
@@ -155,7 +155,7 @@ class Builder:
         image = await self._get_image(base, platform, stage.line)
         if image.config.on_build:
             message = f"{base} has ONBUILD instructions, which are not supported: {image.config.on_build[0]}"
-            raise line_error(stage.line, message, "use another base, and write its instructions here")
+            raise unsupported(stage.line, message, "use another base, and write its instructions here")
         return StageResult(image.layers, replace(scope, config=image.config))
 
     async def _get_image(self, name: str, platform: str, line: int, *, stages: Sequence[str] = ()) -> Image:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from paddock.sandbox.images.dockerfiles.syntax import Instruction, line_error, parse_lines, split_quoted
+from paddock.sandbox.images.dockerfiles.syntax import Instruction, line_error, parse_lines, split_quoted, unsupported
 
 FLAGS: dict[str, frozenset[str]] = {
     "ADD": frozenset({"chown", "chmod"}),
@@ -163,13 +163,13 @@ def _check(instruction: Instruction, escape: str) -> None:
     keyword, line = instruction.keyword, instruction.line
     if keyword not in FLAGS:
         hint = HINTS.get(keyword, f"these are supported: {', '.join(sorted(FLAGS))}")
-        raise line_error(line, f"{keyword} is not supported", hint)
+        raise unsupported(line, f"{keyword} is not supported", hint)
     seen: set[str] = set()
     for name, value in instruction.flags:
         if name not in FLAGS[keyword]:
             flags = ", ".join(f"--{flag}" for flag in sorted(FLAGS[keyword])) or "none"
             hint = HINTS.get(f"--{name}", f"flags of {keyword}: {flags}")
-            raise line_error(line, f"{keyword} --{name} is not supported", hint)
+            raise unsupported(line, f"{keyword} --{name} is not supported", hint)
         if value is None:
             raise line_error(line, f"--{name} has no value", f"write --{name}=…")
         if name in seen and name not in REPEATABLE_FLAGS:
@@ -190,7 +190,7 @@ def _check(instruction: Instruction, escape: str) -> None:
 def check_is_local(source: str, keyword: str, line: int) -> None:
     """Raises ImageError for a source of COPY or ADD that would be downloaded."""
     if REMOTE.match(source):
-        raise line_error(line, f"{keyword} of {source} is not supported", "download it in a RUN step: curl or git")
+        raise unsupported(line, f"{keyword} of {source} is not supported", "download it in a RUN step: curl or git")
 
 
 def copy_words(instruction: Instruction, escape: str) -> tuple[str, ...]:
@@ -215,12 +215,12 @@ def _parse_mount(text: str, line: int) -> RunMount:
         options[key.strip().lower()] = value
     kind = options.get("type", "bind")
     if kind not in MOUNT_OPTIONS:
-        raise line_error(line, f"RUN --mount=type={kind} is not supported", "use type=cache or type=bind")
+        raise unsupported(line, f"RUN --mount=type={kind} is not supported", "use type=cache or type=bind")
     unknown = sorted(options.keys() - MOUNT_OPTIONS[kind])
     if unknown:
         raise line_error(line, f"RUN --mount=type={kind} has no option {unknown[0]!r}", "remove it")
     if kind == "cache" and (options.keys() & {"from", "source", "src"}):
-        raise line_error(line, "a cache that starts from a stage is not supported", "remove from= and source=")
+        raise unsupported(line, "a cache that starts from a stage is not supported", "remove from= and source=")
     if options.get("sharing", CACHE_SHARING[0]) not in CACHE_SHARING:
         raise line_error(line, f"RUN --mount has sharing={options['sharing']}", f"use {', '.join(CACHE_SHARING)}")
     for name, pattern in MOUNT_NUMBERS.items():

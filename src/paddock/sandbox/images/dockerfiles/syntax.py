@@ -79,6 +79,11 @@ def line_error(line: int, message: str, hint: str, *, fault: str | None = None) 
     return ImageError(f"Dockerfile line {line}: {message}", hint=hint, line=line, **data)
 
 
+def unsupported(line: int, message: str, hint: str) -> ImageError:
+    """An error for a part of the language that is left out here."""
+    return line_error(line, message, hint, fault="not-supported")
+
+
 def parse_json_list(text: str, line: int) -> tuple[str, ...] | None:
     if not text.lstrip().startswith("["):
         return None
