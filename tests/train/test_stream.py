@@ -1,6 +1,7 @@
 """The stream: what it delivers and in which order, what it leaves out, and how it goes on after a kill."""
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -202,6 +203,8 @@ def test_rollouts_are_delivered_alone_but_share_their_group(tmp_path: Path) -> N
             assert [len(unit.rollouts) for unit in units] == [1] * 4
             groups = [unit.samples[0].group_id for unit in units]
             assert sorted(groups.count(name) for name in set(groups)) == [2, 2]
+            with pytest.raises(StreamError, match="delivered alone"):
+                units[0].advantage(units[0].samples[0])
 
     run(work())
 
@@ -304,6 +307,27 @@ def test_a_cancelled_caller_loses_nothing(tmp_path: Path) -> None:
             assert ids(await stream.take(1)) == ["t0"]
 
     run(work())
+
+
+def test_leaving_the_stream_while_a_group_is_written_logs_no_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with (
+            Streams(tmp_path) as streams,
+            streams.stream(streams.source(Place(), tasks(4)), max_staleness=None) as stream,
+        ):
+            held = threading.Event()
+            waiting = asyncio.create_task(stream._worker.run(held.wait))
+            reporting = asyncio.create_task(stream.report(loss=1.0))
+            await asyncio.sleep(0)
+            reporting.cancel()
+            threading.Timer(0.1, held.set).start()
+        await asyncio.gather(waiting, reporting, return_exceptions=True)
+        assert read_training(tmp_path, stream.name).versions[0].reported == {"loss": 1.0}
+
+    run(work())
+    assert "failed after the caller had left" not in caplog.text
 
 
 def test_leaving_the_stream_cancels_what_runs(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from paddock.errors import StreamError
 from paddock.export.policy import version_number
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class ScoredGroup:
     """The trainer's weight version when the group was delivered."""
     staleness: int = 0
     """How many versions behind it the oldest call was."""
+    is_whole: bool = True
+    """Whether these are all rollouts of the group, and not one of them that was delivered alone."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -110,7 +113,12 @@ class ScoredGroup:
         return replace(self, version=version, staleness=staleness)
 
     def advantage(self, sample: Sample) -> float:
-        """How much better its rollout did than the mean of the group, in standard deviations."""
+        """How much better its rollout did than the mean of the group, in standard deviations.
+
+        Raises StreamError for a rollout that was delivered alone: it has nothing to be compared with."""
+        if not self.is_whole:
+            hint = 'compare sample.reward with your own baseline, or use deliver="group"'
+            raise StreamError(f"a rollout of {self.task.id} was delivered alone, without its group", hint=hint)
         return advantage(sample.reward, self.rewards)
 
 

@@ -91,7 +91,8 @@ class Stream:
             self._worker = WorkerThread("paddock-stream")
             stack.callback(self._worker.close)
             self._state = await self._worker.run(lambda: StreamState(store.path, self.name))
-            stack.callback(self._state.close)
+            # On the thread, so that what was begun before is written first.
+            stack.push_async_callback(self._worker.run, self._state.close)
             saved = await self._worker.run(lambda: self._state.open(self._describe(), self.start_version))
             self._restore(saved)
             scheduler = asyncio.create_task(self._schedule())
@@ -389,7 +390,7 @@ class Stream:
             left_out = [each.left_out_because(policy, max_tokens) for each in rollouts]
             rewards = [each.record.reward for each in rollouts if each.record.reward is not None]
             trainable = [each for each, reason in zip(rollouts, left_out, strict=True) if reason is None]
-            group = ScoredGroup(unit.number, unit.source, task, trainable, rewards)
+            group = ScoredGroup(unit.number, unit.source, task, trainable, rewards, is_whole=unit.member is None)
             if group.rollouts and not group.has_signal and self._needs_signal:
                 left_out = [reason or ZERO_ADVANTAGE for reason in left_out]
             await self._settle(unit, group, rollouts, left_out)
