@@ -18,7 +18,7 @@ from scripts.docs import REPOSITORY, find_pages
 SOURCE = REPOSITORY / "build" / "site_source"
 SITE = REPOSITORY / "site"
 CONFIG = REPOSITORY / "zensical.toml"
-MORE_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+MORE_FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/site.css")
 LINK = re.compile(r"\]\(([^)\s#]+)")
 
 
@@ -40,7 +40,7 @@ def main() -> int:
 
 def find_files() -> Iterator[Path]:
     """All pages and all files that they link to, relative to the repository."""
-    waiting = [*find_pages(), *map(Path, MORE_PAGES)]
+    waiting = [*find_pages(), *map(Path, MORE_FILES)]
     found = set(waiting)
     while waiting:
         file = waiting.pop()

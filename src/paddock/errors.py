@@ -1,52 +1,52 @@
 """Every error Paddock raises, as one tree.
 
-PaddockError
-├── ConfigError                    a flag, a target or a class cannot be used as given
-│   ├── TargetError
-│   └── ConcurrencyConfigurationError
-├── RequestError                   the message is wrong; nothing was executed
-│   ├── InvalidJSON
-│   ├── UnknownType
-│   ├── InvalidMessage
-│   ├── MessageTooBig
-│   ├── Unauthorized
-│   └── Forbidden
-├── SessionError                   there is no session to act in
-│   ├── SessionNotFound
-│   │   └── HostLost
-│   ├── WorkerUnavailable
-│   ├── SessionTaken
-│   ├── SessionBusy
-│   ├── SessionClosed
-│   ├── ReplyExpired
-│   ├── CapacityReached
-│   │   └── QueueTimeout
-│   └── ServerDraining
-├── EnvironmentFailure             the environment's own code failed
-│   ├── EnvironmentCrashed
-│   ├── FactoryError
-│   ├── StepTimeout
-│   ├── StepCancelled
-│   ├── NotSupported
-│   └── ToolFailure
-│       ├── ToolNotFound
-│       └── InvalidToolArguments
-├── ClusterError                   Ray is missing, cannot be reached, or cannot place what was asked
-├── RolloutError                   a part of a rollout broke; the name says which
-│   ├── TaskError
-│   │   └── ImageError
-│   ├── AgentError
-│   ├── ModelError
-│   ├── SandboxError
-│   ├── VerifierError
-│   ├── StoreError
-│   └── StreamError
-└── ClientError                    seen by a caller of `Client`
-    ├── ConnectFailed
-    ├── OutcomeUnknown
-    ├── EpisodeLost
-    ├── DeadlineExceeded
-    └── ServerError
+    PaddockError
+    ├── ConfigError                    a flag, a target or a class cannot be used as given
+    │   ├── TargetError
+    │   └── ConcurrencyConfigurationError
+    ├── RequestError                   the message is wrong; nothing was executed
+    │   ├── InvalidJSON
+    │   ├── UnknownType
+    │   ├── InvalidMessage
+    │   ├── MessageTooBig
+    │   ├── Unauthorized
+    │   └── Forbidden
+    ├── SessionError                   there is no session to act in
+    │   ├── SessionNotFound
+    │   │   └── HostLost
+    │   ├── WorkerUnavailable
+    │   ├── SessionTaken
+    │   ├── SessionBusy
+    │   ├── SessionClosed
+    │   ├── ReplyExpired
+    │   ├── CapacityReached
+    │   │   └── QueueTimeout
+    │   └── ServerDraining
+    ├── EnvironmentFailure             the environment's own code failed
+    │   ├── EnvironmentCrashed
+    │   ├── FactoryError
+    │   ├── StepTimeout
+    │   ├── StepCancelled
+    │   ├── NotSupported
+    │   └── ToolFailure
+    │       ├── ToolNotFound
+    │       └── InvalidToolArguments
+    ├── ClusterError                   Ray is missing, cannot be reached, or cannot place what was asked
+    ├── RolloutError                   a part of a rollout broke; the name says which
+    │   ├── TaskError
+    │   │   └── ImageError
+    │   ├── AgentError
+    │   ├── ModelError
+    │   ├── SandboxError
+    │   ├── VerifierError
+    │   ├── StoreError
+    │   └── StreamError
+    └── ClientError                    seen by a caller of `Client`
+        ├── ConnectFailed
+        ├── OutcomeUnknown
+        ├── EpisodeLost
+        ├── DeadlineExceeded
+        └── ServerError
 
 An error carries what every transport needs to report it: `code` crosses the wire, `http_status` and
 `rpc_code` are its HTTP and JSON-RPC forms, `exit_code` is that of the command line, `hint` says what

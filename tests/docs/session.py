@@ -21,7 +21,7 @@ from scripts.docs.blocks import FILE, RUN, Block
 HERE = Path(__file__).parent
 RUN_PYTHON = HERE / "run_python.py"
 SETUPS = HERE / "setups"
-SECONDS = 240.0
+SECONDS = 480.0
 """For all blocks of a page, on a machine with other work to do."""
 TIMED_OUT = 124
 

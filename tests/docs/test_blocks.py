@@ -43,7 +43,7 @@ def select(languages: str, *uses: str) -> list[Block]:
 
 
 @needs_bwrap
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(540)
 @pytest.mark.parametrize("page", pages(RUN_HERE), ids=str)
 def test_the_blocks_of_a_page_run(page: Path, session: Session) -> None:
     done = session.run(block for block in RUN_HERE if block.page == page)
@@ -52,7 +52,7 @@ def test_the_blocks_of_a_page_run(page: Path, session: Session) -> None:
 
 @pytest.mark.end_to_end
 @needs_bwrap
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(540)
 @pytest.mark.parametrize("page", pages([block for block in RUN_END_TO_END if block.end_to_end]), ids=str)
 def test_all_blocks_of_a_page_run(page: Path, session: Session) -> None:
     done = session.run(block for block in RUN_END_TO_END if block.page == page)
