@@ -66,7 +66,7 @@ def up(
 ) -> None:
     """Serve E2B's API until Ctrl-C or SIGTERM; then every sandbox is ended.
 
-    Programs that use E2B's SDK run here when they get the variables that this prints.
+    It prints the variables that programs with E2B's SDK need to use it.
     """
     from paddock.e2b_server import E2bServerSettings, serve_e2b
     from paddock.sandbox import choose_backend

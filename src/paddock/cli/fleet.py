@@ -63,7 +63,7 @@ def command() -> None:
     \b
     paddock fleet up                            host environments on this machine
     paddock fleet run tasks.json --model URL    run tasks with a tool-calling agent
-    paddock fleet report                        how those rollouts went
+    paddock fleet report                        figures of these rollouts
     """
 
 
@@ -119,7 +119,7 @@ def up(
 
     Every instance is stopped then.
 
-    Without --env, notes and echo are hosted; with it, notes and what it names. TARGET is what `paddock serve`
+    Without --env, notes and echo are hosted. With --env, notes and the named ones are. TARGET is what `paddock serve`
     takes. The same KEY may be given several times, with a VERSION each.
     """
     from paddock.fleet.plane import PlaneSettings, serve_plane

@@ -201,7 +201,7 @@ def ls(
 @click.command("rm")
 @click.argument("instance_ids", nargs=-1, metavar="[ID…]")
 @click.option("--run", "run_id", help="All instances of this run, such as one that was killed.")
-@click.option("--left", is_flag=True, help="What killed processes of this machine left.")
+@click.option("--left", is_flag=True, help="Instances that killed processes of this machine left.")
 @click.option("--all", "everything", is_flag=True, help="All instances of the plane.")
 @plane_options
 @click.option("--json", "as_json", is_flag=True, help="Print the ended instances, one JSON object per line.")

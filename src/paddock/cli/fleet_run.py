@@ -37,7 +37,7 @@ NOT_FOR_FLEET = (*SANDBOX_FIELDS, "mode", "stall_timeout", "top_logprobs", "weig
     helps={
         "max_steps": "Tool calls that one rollout may make.",
         "agent_timeout": "Seconds for the agent. Default: 900.",
-        "retries": "Retries after a failure outside of the policy. Default: 2.",
+        "retries": "Retries after a failure that is not the agent's. Default: 2.",
     },
     flags={"agent_timeout": ("--timeout",)},
 )

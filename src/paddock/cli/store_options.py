@@ -25,7 +25,7 @@ def rollout_filters(command: CommandT) -> CommandT:
             click.option("--task", "task_id", help="Only rollouts of this task."),
             click.option("--agent", help="Only rollouts of this agent."),
             click.option("--model", help="Only rollouts of this model."),
-            click.option("--outcome", help="Only rollouts that ended so."),
+            click.option("--outcome", help="Only rollouts with this outcome."),
             click.option("--batch", "batch_id", help="Only rollouts of this batch."),
             click.option("--tag", help="Only rollouts with this tag."),
         )

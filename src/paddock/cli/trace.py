@@ -36,14 +36,18 @@ CALL_COLUMNS = ("role", "caller", "prompt", "sampled", "finish", "seconds", "par
 
 @click.group("trace")
 def command() -> None:
-    """Look at rollouts, export them, and delete them."""
+    """List, show, export, tag and delete rollouts."""
 
 
 @command.command("list")
 @store_option()
 @rollout_filters
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many, the newest first."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Show at most this many, the newest first.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def list_command(store: Path | None, limit: int, as_json: bool, **filters: Any) -> int:
@@ -115,7 +119,7 @@ def show_command(
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
 def view_command(rollout_id: str, store: Path | None, no_open: bool, as_json: bool) -> None:
-    """Look at one rollout in the browser.
+    """Show one rollout in the browser.
 
     ID is an id, a unique beginning of one, or `latest`.
     """

@@ -27,7 +27,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 @store_option()
 @json_option
 def remove_command(rollout_ids: tuple[str, ...], batch_id: str | None, store: Path | None, as_json: bool) -> int:
-    """Delete rollouts, with their calls and files. A unique beginning of an id is enough."""
+    """Delete rollouts, with their calls and files.
+
+    ID is an id, a unique beginning of one, or `latest`.
+    """
     if not rollout_ids and batch_id is None:
         raise ConfigError("no rollout is named", hint="give an ID, or --batch BATCH")
     with closing(open_existing(store)) as opened:
@@ -40,21 +43,21 @@ def remove_command(rollout_ids: tuple[str, ...], batch_id: str | None, store: Pa
 
 
 @click.command("prune")
-@click.option("--older-than", type=AgeType(), metavar="AGE", help="Delete rollouts that ended before: 30d, 12h.")
+@click.option("--older-than", type=AgeType(), metavar="AGE", help="Delete rollouts that ended longer ago: 30d, 12h.")
 @click.option("--max-size", type=SizeType(), help="Delete the oldest rollouts until the store fits: 20GB.")
 @click.option(
     "--snapshots-older-than",
     "snapshot_age",
     type=AgeType(),
     metavar="AGE",
-    help="Delete only the snapshots of rollouts that ended before.",
+    help="Delete only the snapshots of rollouts that ended longer ago.",
 )
 @store_option()
 @json_option
 def prune_command(
     older_than: float | None, max_size: int | None, snapshot_age: float | None, store: Path | None, as_json: bool
 ) -> int:
-    """Delete the oldest rollouts, or their snapshots. Those that run stay."""
+    """Delete the oldest rollouts, or their snapshots. Running rollouts are kept."""
     if older_than is None and max_size is None and snapshot_age is None:
         raise ConfigError("nothing says which rollouts to delete", hint="give --older-than AGE or --max-size SIZE")
     with closing(open_existing(store)) as opened:

@@ -43,26 +43,32 @@ class ExportCommand(click.Command):
 @store_option()
 @click.option("--to", "form", default="jsonl", show_default=True, metavar="FORM", help="The form; see below.")
 @click.option("--check", "only_check", is_flag=True, help="Write nothing; list what would be left out or is wrong.")
-@click.option("--tree", "as_trees", is_flag=True, help="One line for each tree of forks, with what they share once.")
-@click.option("-o", "--out", "--output", "out", type=click.Path(path_type=Path), help="A file, or a folder for one.")
+@click.option(
+    "--tree", "as_trees", is_flag=True, help="One line for each tree of forks. Shared calls are written once."
+)
+@click.option(
+    "-o", "--out", "--output", "out", type=click.Path(path_type=Path), help="File to write, or the folder for it."
+)
 @click.option(
     "--unscored",
     type=click.Choice(["exclude", "flag"]),
     default="exclude",
     show_default=True,
-    help="Leave rollouts without a reward out, or give them one of null. It is never 0.",
+    help="Leave out rollouts without a reward, or export them with reward null.",
 )
 @click.option(
-    "--weights", default="any", show_default=True, metavar="any|newest|same|N", help="Whose calls to train on."
+    "--weights",
+    default="any",
+    show_default=True,
+    metavar="any|newest|same|N",
+    help="Weight versions whose calls are trained on.",
 )
 @click.option("--newest", metavar="VERSION", help="The weight version that counts as the newest.")
 @click.option(
     "--roles", default="agent,subagent,compaction", show_default=True, help="Roles of the calls to train on."
 )
 @rollout_filters
-@click.option(
-    "--json", "as_json", is_flag=True, help="With --check, print findings as JSON. Exports are data already."
-)
+@click.option("--json", "as_json", is_flag=True, help="With --check: print the findings as JSON.")
 def command(
     rollout_ids: tuple[str, ...],
     store: Path | None,

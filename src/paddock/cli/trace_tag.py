@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @store_option()
 @click.option("--json", "as_json", is_flag=True, help="Print the tags as JSON.")
 def command(words: tuple[str, ...], store: Path | None, as_json: bool) -> int:
-    """Add tags to rollouts, or remove them; without tags, print those that they have.
+    """Add tags to rollouts, or remove them. Without tags, print their tags.
 
     paddock trace tag r1a2b3c4 +look-again -done
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @store_option()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=0, help="Port to listen on. Default: any free one.")
-@click.option("--auth-token", help="Token that opens the page. Better: PADDOCK_AUTH_TOKEN. Default: one is made up.")
+@click.option("--auth-token", help="Token that opens the page. Better: PADDOCK_AUTH_TOKEN. Default: a random one.")
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON once it listens.")
 def command(store: Path | None, host: str, port: int, auth_token: str | None, no_open: bool, as_json: bool) -> None:
