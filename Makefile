@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 # uv does in seconds what pip does in minutes; whoever has an index of their own for pip means uv too.
 INSTALL := $${PIP_INDEX_URL:+env UV_DEFAULT_INDEX=$$PIP_INDEX_URL} $(RUN) -m uv pip install --quiet --python $(RUN)
 
-.PHONY: setup demo learn test check core end-to-end cluster bench docs clean
+.PHONY: setup demo learn test check core end-to-end cluster bench docs pictures clean
 
 setup: $(VENV)/.ready
 
@@ -40,6 +40,10 @@ bench: setup           ## side by side with OpenEnv, as ratios
 
 docs: setup            ## the documentation as a site in site/; broken links are errors
 	$(RUN) -m scripts.docs.site
+
+pictures: setup        ## the pictures of the web page in docs/images, from rollouts made for them
+	$(RUN) -m scripts.browser
+	$(RUN) -m scripts.pictures
 
 clean:
 	rm -rf $(VENV) .peers build dist site .cache

@@ -10,8 +10,10 @@ export class Outline {
   constructor() {
     this.list = h("ol", null);
     this.element = h("nav", { class: "outline", "aria-label": "Outline" }, this.list);
-    /** @type {Map<Element, HTMLElement>} the line of each entry */
+    /** @type {Map<Element, HTMLElement>} the line of each entry: its own, or the one before it */
     this.lines = new Map();
+    /** @type {HTMLElement | null} */
+    this.last = null;
     /** @type {Map<string, HTMLElement>} the line of each tool call that has no result yet */
     this.waiting = new Map();
     this.observer = new IntersectionObserver((seen) => this.mark(seen), { rootMargin: "-15% 0px -75% 0px" });
@@ -19,18 +21,24 @@ export class Outline {
 
   /** @param {any} item @param {HTMLElement} entry */
   add(item, entry) {
-    if (item.kind === "tool_result") {
-      if (item.error) this.waiting.get(item.id)?.classList.add("failed");
-      return;
-    }
+    const tool = item.kind === "tool_result" ? this.waiting.get(item.id) : undefined;
+    if (item.error) tool?.classList.add("failed");
+    const line = tool ?? this.newLine(item, entry) ?? this.last;
+    if (!line) return;
+    this.last = line;
+    this.lines.set(entry, line);
+    this.observer.observe(entry);
+  }
+
+  /** A line for what an entry is; null for what needs none. @param {any} item @param {HTMLElement} entry @returns {HTMLElement | null} */
+  newLine(item, entry) {
     const text = lineText(item);
-    if (text === null) return;
+    if (text === null) return null;
     const isBad = item.kind === "note" && item.text !== "outcome: ok";
     const line = h("li", { class: `outline-${item.kind} ${item.role ?? ""} ${isBad ? "failed" : ""}` }, h("button", { type: "button", class: "link", onclick: () => showEntry(entry) }, shorten(text, LONGEST)));
     if (item.kind === "tool_call") this.waiting.set(item.id, line);
     this.list.appendChild(line);
-    this.lines.set(entry, line);
-    this.observer.observe(entry);
+    return line;
   }
 
   /** @param {IntersectionObserverEntry[]} seen */
@@ -47,6 +55,7 @@ export class Outline {
     this.list.replaceChildren();
     this.lines.clear();
     this.waiting.clear();
+    this.last = null;
     this.observer.disconnect();
   }
 }
@@ -57,7 +66,7 @@ export function showEntry(entry) {
   entry.focus({ preventScroll: true });
 }
 
-/** What an entry is, in a line; null for what needs none. @param {any} item */
+/** @param {any} item */
 function lineText(item) {
   if (item.kind === "message") return (item.role === "system" ? "System prompt" : firstWords(item.text)) || null;
   if (item.kind === "tool_call") return `${item.name} ${firstWords(argument(item.arguments))}`;
@@ -73,7 +82,7 @@ function argument(value) {
   return String(Object.values(value ?? {}).find((each) => typeof each === "string") ?? "");
 }
 
-/** @param {string} text */
+/** The first line, without its marks. @param {string} text */
 function firstWords(text) {
-  return text.slice(0, 400).replace(/\*\*|`/g, "").replace(/^[\s#>*-]+/, "").replace(/\s+/g, " ").trim();
+  return (text.trimStart().split("\n", 1)[0] ?? "").slice(0, 400).replace(/\*+|`/g, "").replace(/^[\s#>-]+/, "").trim();
 }

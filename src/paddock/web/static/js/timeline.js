@@ -57,7 +57,7 @@ function timeline(id, rollout, calls, tools, width) {
   let top = 4;
   for (const phase of phases) {
     const end = phase.end ?? ended ?? last;
-    parts.push(label(phase.name, top), bar(at(phase.start), at(end), top, `phase phase-${phase.name}`, `${phase.name}: ${duration(end - phase.start)}`, duration(end - phase.start)));
+    parts.push(label(phase.name, top), bar(at(phase.start), at(end), top, `phase phase-${phase.name}`, `${phase.name}: ${duration(end - phase.start)}`, [duration(end - phase.start)]));
     top += LANE;
   }
   top += 8;
@@ -96,11 +96,11 @@ function label(text, y) {
   return h("text", { x: LABEL - 8, y: y + 13, class: "tick end" }, text);
 }
 
-/** A bar with its name inside, where it fits. @param {number} from @param {number} to @param {number} y @param {string} kind @param {string} title @param {string} [name] */
-function bar(from, to, y, kind, title, name = "") {
+/** A bar with its name inside, where it fits. @param {number} from @param {number} to @param {number} y @param {string} kind @param {string} title @param {string[]} names the longest first */
+function bar(from, to, y, kind, title, names) {
   const width = Math.max(2, to - from);
-  const letters = Math.floor((width - 8) / LETTER);
-  return h("g", null, h("rect", { x: from, y, width, height: BAR, rx: 3, class: kind }, h("title", null, title)), letters > 3 ? h("text", { x: from + 5, y: y + 12.5, class: "bar-name" }, shorten(name, letters)) : null);
+  const name = names.find((each) => each.length * LETTER + 8 <= width);
+  return h("g", null, h("rect", { x: from, y, width, height: BAR, rx: 3, class: kind }, h("title", null, title)), name ? h("text", { x: from + 5, y: y + 12.5, class: "bar-name" }, name) : null);
 }
 
 /** @param {string} id @param {any} call @param {(time: number) => number} at @param {number} end */
@@ -108,14 +108,14 @@ function callBar(id, call, at, end) {
   const name = call.label ?? call.role;
   const description = `${call.id}, ${name}: ${count(call.prompt_tokens)} in, ${count(call.completion_tokens)} out, ${duration(end - call.started)}${call.error ? `, ${call.error}` : ""}`;
   const waited = call.first_token ? h("rect", { x: at(call.started), y: 0, width: Math.max(0, at(call.first_token) - at(call.started)), height: BAR, rx: 3, class: "call-wait" }) : null;
-  return svgLink(placeUrl(["rollouts", id, "tokens", call.id]), description, [bar(at(call.started), at(end), 0, `call call-${call.error || call.aborted ? "failed" : name}`, description, call.id), waited]);
+  return svgLink(placeUrl(["rollouts", id, "tokens", call.id]), description, [bar(at(call.started), at(end), 0, `call call-${call.error || call.aborted ? "failed" : name}`, description, [call.id]), waited]);
 }
 
 /** @param {string} id @param {Tool} tool @param {(time: number) => number} at @param {number} end */
 function toolBar(id, tool, at, end) {
   const seconds = duration(end - Number(tool.started));
   const description = `${tool.name} of ${tool.call}: ${seconds}${tool.error ? ", failed" : ""}. ${tool.gist}`;
-  return svgLink(placeUrl(["rollouts", id, "transcript"], { call: tool.call, tool: tool.id }), description, [bar(at(Number(tool.started)), at(end), 0, `tool-span${tool.error ? " failed" : ""}`, description, `${tool.name} ${seconds}`)]);
+  return svgLink(placeUrl(["rollouts", id, "transcript"], { call: tool.call, tool: tool.id }), description, [bar(at(Number(tool.started)), at(end), 0, `tool-span${tool.error ? " failed" : ""}`, description, [`${tool.name} ${seconds}`, tool.name])]);
 }
 
 /** The share of model, tools and the agent's own program in the time of the agent. @param {any[]} phases @param {any[]} calls @param {Tool[]} tools @param {number} last */
