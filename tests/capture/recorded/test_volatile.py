@@ -25,6 +25,8 @@ from paddock.capture.recorded.volatile import mask_volatile
         ("commit 4b80237 images", "commit 4233fe8 images"),
         ("<Cell object at 0x7f6998bf4e00>", "<Cell object at 0x7f8528a03ad0>"),
         ("call_abc123def456", "call_xyz789uvw012"),
+        ("Chunk ID: bd4c52", "Chunk ID: 061350"),
+        ("[... 22013 more characters truncated]", "[... 7 more characters truncated]"),
         ("/tmp/tmpab12cd/file", "/tmp/tmpzz99yy/file"),
         ("1795036036.99", "1795036037.18"),
     ],

@@ -29,6 +29,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"(?m)^(\[\d+\][+-]?\s+)\d+\b", r"\1<pid>"),
     (r"\b1[5-9]\d{8}(?:\.\d+)?\b|\b1[5-9]\d{11}\b|\b1[5-9]\d{17}\b", "<time>"),
     (rf"\b{ID_PREFIX}[_-](?=[A-Za-z]*\d)[A-Za-z0-9]{{6,}}\b", "<id>"),
+    (r"(?i)\b((?:chunk|request|session|trace|span)[ _-]?id[\"']?\s*[:=]\s*[\"']?)[0-9a-f]{4,}\b", r"\1<id>"),
     (r"/tmp/[\w.-]+", "/tmp/<name>"),
     (r"\b\d+( (?:more )?(?:characters|chars|bytes|lines|tokens) (?:truncated|omitted))\b", r"<count>\1"),
     (r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,64}\b", "<id>"),
