@@ -43,8 +43,10 @@ function fleetBody(status) {
 /** @param {number[]} values @param {number} number */
 function equalBuckets(values, number) {
   if (!values.length) return [];
-  const [low, high] = [Math.min(...values), Math.max(...values)];
-  const step = Math.max((high - low) / number, 0.001);
+  const high = Math.max(...values);
+  // From zero: times that are alike make one bar among others, and one can see how long they are.
+  const low = 0;
+  const step = Math.max(high / number, 0.001);
   const buckets = Array.from({ length: number }, (_, index) => ({ from: low + index * step, to: low + (index + 1) * step, count: 0 }));
   for (const value of values) buckets[Math.min(number - 1, Math.floor((value - low) / step))].count++;
   return buckets;
