@@ -11,6 +11,7 @@ from paddock.capture.trace import Call, Event
 from paddock.store import Store, bulk_read, partial_read, rows, sequences
 from paddock.store.outcome import Outcome
 from paddock.store.record import RolloutRecord
+from paddock.store.recovery import Owner
 
 CALLS = 8
 LOG = "".join(f"line {number}\n" for number in range(500))
@@ -188,6 +189,20 @@ def test_a_call_that_is_not_the_recorded_one_is_stored_itself(store: Store, fami
     save(store, "changed", changed, age=0, source="first", at=4)
     check_whole(store, "changed", changed)
     assert stored_calls(store) == before + 1 + CALLS - 4
+
+
+def test_a_killed_fork_counts_the_calls_that_it_replayed(
+    store: Store, family: dict[str, list[Call]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that is resumed continues the rollout with the most calls."""
+    monkeypatch.setattr(store, "_owner", replace(Owner.current(), start_time=1))
+    store.begin(RolloutRecord("killed", "task", fork={"source": "second", "at": 5}))
+    for call in family["third"][:6]:
+        store.save_call("killed", call)
+    assert store.recover(lambda entry: True).rollouts == ["killed"]
+    record = store.get("killed")
+    assert record is not None
+    assert (record.outcome, record.call_count) == (Outcome.CANCELLED, 6)
 
 
 def test_a_source_that_is_pruned_under_a_running_fork_stays_readable(store: Store) -> None:

@@ -115,6 +115,12 @@ def load(connection: sqlite3.Connection, rollout: int) -> list[Call]:
     return [_make_call(*values, tokens=tokens, messages=messages, read_blob=read_blob) for values in stored]
 
 
+def count(connection: sqlite3.Connection, rollout: int) -> int:
+    """How many calls a rollout has, with those that it replayed."""
+    (own,) = connection.execute("SELECT count(*) FROM calls WHERE rollout = ?", (rollout,)).fetchone()
+    return int(own) + len(replayed.load(connection, rollout))
+
+
 def read_reference(connection: sqlite3.Connection, reference: replayed.CallReference) -> tuple[Any, ...]:
     """The row of a replayed call: head, completion, logprobs, texts, tops."""
     head, *columns = connection.execute(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from paddock.processes import process_start_time
-from paddock.store import rows
+from paddock.store import calls, rows
 from paddock.store.outcome import Outcome
 from paddock.store.packing import compress, decode, decompress, encode
 
@@ -226,8 +226,7 @@ def _finish_abandoned(database: Database) -> list[str]:
                 record.reward_reason = record.reward_reason or REASON
                 record.finished_at = time.time()
                 # The last call may have been stored without the record.
-                count = "SELECT count(*) FROM calls WHERE rollout = ?"
-                (record.call_count,) = connection.execute(count, (key,)).fetchone()
+                record.call_count = calls.count(connection, key)
                 if rows.finish(connection, key, record):
                     finished.append(record.rollout_id)
     return finished
