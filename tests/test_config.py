@@ -107,6 +107,6 @@ def test_the_users_folders_follow_the_xdg_variables(monkeypatch: pytest.MonkeyPa
     assert config.user_data_folder() == Path("/home/me/.local/share/paddock")
 
 
-@pytest.mark.parametrize("given", ["simulation", "SIMULATION", "Production"])
-def test_a_mode_may_be_written_in_any_case(given: str) -> None:
-    assert parse_mode(given) == given.lower()
+@pytest.mark.parametrize("written", ["simulation", "SIMULATION", "Production"])
+def test_a_mode_may_be_written_in_any_case(written: str) -> None:
+    assert parse_mode(written) == written.lower()

@@ -218,7 +218,7 @@ def test_the_protocol_does_no_io(path: Path) -> None:
     assert {name.partition(".")[0] for name in imported(path)} & forbidden == set()
 
 
-def test_the_six_files_a_newcomer_reads_are_there() -> None:
+def test_the_six_files_to_read_first_are_there() -> None:
     serving = ("env.py", "protocol/episode.py", "sessions/dispatch.py", "server/ws.py")
     named = (*serving, "client/client.py", "rollouts/rollout.py")
     assert all((SOURCE / name).exists() for name in named)

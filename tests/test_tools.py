@@ -332,7 +332,7 @@ def takes_by_position(self: Any, thing: int, /) -> str: ...
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (takes_any_class, "JSON Schema"),
         (takes_what_cannot_be_found, "Nowhere"),
@@ -340,11 +340,11 @@ def takes_by_position(self: Any, thing: int, /) -> str: ...
         (takes_by_position, "by position"),
     ],
 )
-def test_what_cannot_be_announced_is_refused_before_it_is_served(function: Any, told: str) -> None:
+def test_what_cannot_be_announced_is_refused_before_it_is_served(function: Any, message: str) -> None:
     class Broken(ToolEnvironment):
         broken = tool(function)
 
-    with pytest.raises(ConfigError, match=told) as refused:
+    with pytest.raises(ConfigError, match=message) as refused:
         EnvironmentSpec(Broken)
     assert refused.value.hint
 

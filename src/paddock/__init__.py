@@ -126,7 +126,7 @@ _ERRORS = (
     "VerifierError",
     "WorkerUnavailable",
 )
-_HOMES = {
+_MODULES = {
     **dict.fromkeys(_ERRORS, "paddock.errors"),
     "Action": "paddock.types",
     "CallResult": "paddock.types",
@@ -145,5 +145,5 @@ _HOMES = {
     "serve": "paddock.server.run",
     "tool": "paddock.env",
 }
-__all__ = [*_HOMES, "__version__"]
-__getattr__, __dir__ = lazy_exports(__name__, _HOMES)
+__all__ = [*_MODULES, "__version__"]
+__getattr__, __dir__ = lazy_exports(__name__, _MODULES)

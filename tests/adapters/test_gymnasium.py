@@ -160,9 +160,9 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("action", "told"), WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_action_is_refused_by_name(action: Any, told: str) -> None:
-    with pytest.raises(paddock_spaces.NotInSpace, match=told):
+@pytest.mark.parametrize(("action", "explanation"), WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_action_is_refused_by_name(action: Any, explanation: str) -> None:
+    with pytest.raises(paddock_spaces.NotInSpace, match=explanation):
         paddock_spaces.decode(Everything.action_space, action)
 
 
@@ -177,13 +177,15 @@ def test_a_refused_action_reaches_the_client_with_its_field(cartpole: Running) -
 
 
 @pytest.mark.parametrize(
-    ("action", "told"),
+    ("action", "explanation"),
     [(9, "action: 9 is not between 0 and 1"), ("a", "not 'a'"), (None, "not None"), (1.5, "not 1.5"), ([1], "not")],
 )
-def test_a_remote_environment_reports_what_is_wrong_with_an_action(cartpole: Running, action: Any, told: str) -> None:
+def test_a_remote_environment_reports_what_is_wrong_with_an_action(
+    cartpole: Running, action: Any, explanation: str
+) -> None:
     remote = RemoteEnv(cartpole.url)
     remote.reset()
-    with pytest.raises(InvalidMessage, match=told):
+    with pytest.raises(InvalidMessage, match=explanation):
         remote.step(action)
     remote.close()
 

@@ -88,14 +88,14 @@ def test_types_are_read_off_the_methods_where_a_class_does_not_name_them() -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"), [({}, "text: Field required"), ({"text": "a", "odd": 1}, "odd: there is")]
+    ("arguments", "expected"), [({}, "text: Field required"), ({"text": "a", "odd": 1}, "odd: there is")]
 )
-def test_the_names_of_a_foreign_tools_arguments_are_checked(arguments: dict[str, object], told: str) -> None:
+def test_the_names_of_a_foreign_tools_arguments_are_checked(arguments: dict[str, object], expected: str) -> None:
     schema = {"type": "object", "properties": {"text": {}}, "required": ["text"], "additionalProperties": False}
     spec = ForeignTool({"name": "add", "inputSchema": schema, "annotations": {"readOnlyHint": True}})
     assert spec.check({"text": "a"}) == {"text": "a"}
     assert spec.options.read_only
-    with pytest.raises(InvalidToolArguments, match=told):
+    with pytest.raises(InvalidToolArguments, match=expected):
         spec.check(arguments)
 
 
@@ -135,17 +135,17 @@ def test_the_environments_of_a_file_are_listed_without_what_it_imports(own_file:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("broken", "broken() could not be called: OSError: no disk"),
         ("number", "number() returned int, which has no reset()"),
     ],
 )
-def test_a_function_that_makes_no_environment_is_reported(own_file: str, name: str, said: str) -> None:
+def test_a_function_that_makes_no_environment_is_reported(own_file: str, name: str, expected: str) -> None:
     make, _ = load_target(f"{own_file}:{name}")
     with pytest.raises(TargetError) as caught:
         make()
-    assert caught.value.message == said
+    assert caught.value.message == expected
     assert caught.value.hint
 
 

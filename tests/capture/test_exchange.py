@@ -148,7 +148,9 @@ def test_a_stream_cut_before_its_first_chunk_is_tried_again() -> None:
 
 def test_a_stream_that_is_done_without_a_finish_reason_is_cut() -> None:
     async def body() -> None:
-        async with start_proxy(ScriptedModel(stream_of(lambda asked: chunks(asked, finish=None)))) as proxy:
+        async with start_proxy(
+            ScriptedModel(stream_of(lambda request_body: chunks(request_body, finish=None)))
+        ) as proxy:
             got = await proxy.chat(stream=True)
             assert "error" in got.chunks[-1]
             assert (await proxy.last_call()).error
@@ -168,7 +170,7 @@ def test_a_finished_stream_without_done_is_complete() -> None:
 
 def test_an_error_in_the_stream_is_tried_again_if_nothing_was_passed() -> None:
     async def body() -> None:
-        broken = stream_of(lambda asked: [{"error": {"message": "engine died", "code": 500}}])
+        broken = stream_of(lambda request_body: [{"error": {"message": "engine died", "code": 500}}])
         async with start_proxy(ScriptedModel(broken, ok())) as proxy:
             got = await proxy.chat(stream=True)
             assert got.content == "Hello."
@@ -180,7 +182,9 @@ def test_an_error_in_the_stream_is_tried_again_if_nothing_was_passed() -> None:
 def test_an_error_in_a_stream_is_passed_on_masked() -> None:
     async def body() -> None:
         error = {"error": {"message": f"died with {KEY}", "code": 500}}
-        async with start_proxy(ScriptedModel(stream_of(lambda asked: [*chunks(asked)[:2], error]))) as proxy:
+        async with start_proxy(
+            ScriptedModel(stream_of(lambda request_body: [*chunks(request_body)[:2], error]))
+        ) as proxy:
             got = await proxy.chat(stream=True)
             call = await proxy.last_call()
             assert KEY not in got.text
@@ -208,8 +212,8 @@ def test_an_agent_that_asks_again_after_a_cut_makes_the_first_call_retried() -> 
     "change", [{"logprobs": "odd"}, {"token_ids": 5}, {"delta": "text"}, {"delta": {"tool_calls": [3]}}]
 )
 def test_an_answer_of_no_known_shape_is_a_failure(change: dict[str, Any]) -> None:
-    def odd(asked: dict[str, Any]) -> list[dict[str, Any]]:
-        made = chunks(asked)
+    def odd(request_body: dict[str, Any]) -> list[dict[str, Any]]:
+        made = chunks(request_body)
         made[0]["choices"][0] |= change
         return made
 
@@ -317,10 +321,10 @@ def test_an_agent_that_leaves_after_the_end_got_a_whole_answer() -> None:
     async def body() -> None:
         release = asyncio.Event()
 
-        async def step(server: ScriptedModel, request: Any, asked: dict[str, Any]) -> Any:
+        async def step(server: ScriptedModel, request: Any, request_body: dict[str, Any]) -> Any:
             from capture.scripted_model import stream as write
 
-            response = await write(request, chunks(asked)[:-1], done=False)
+            response = await write(request, chunks(request_body)[:-1], done=False)
             await release.wait()
             return response
 

@@ -47,9 +47,9 @@ def test_what_is_missing_comes_with_advice() -> None:
 
 
 def test_an_unlisted_model_and_refused_tools_are_reported() -> None:
-    async def step(server: ScriptedModel, request: Any, asked: dict[str, Any]) -> Any:
+    async def step(server: ScriptedModel, request: Any, request_body: dict[str, Any]) -> Any:
         refused = status(400, "tool choice requires --enable-auto-tool-choice")
-        return await (refused if "tools" in asked else ok())(server, request, asked)
+        return await (refused if "tools" in request_body else ok())(server, request, request_body)
 
     async def body() -> None:
         report = await report_of(ScriptedModel(step), name="other")

@@ -71,10 +71,10 @@ def test_chunks_pass_before_the_answer_is_complete() -> None:
     async def body() -> None:
         release = asyncio.Event()
 
-        async def step(server: ScriptedModel, request: Any, asked: dict[str, Any]) -> Any:
+        async def step(server: ScriptedModel, request: Any, request_body: dict[str, Any]) -> Any:
             from capture.scripted_model import stream as write
 
-            response = await write(request, chunks(asked)[:2], done=False)
+            response = await write(request, chunks(request_body)[:2], done=False)
             await release.wait()
             for piece in (b'{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}', b"[DONE]"):
                 await response.write(b"data: " + piece + b"\n\n")
@@ -145,8 +145,8 @@ def test_prompt_ids_that_the_engine_did_not_count_are_not_believed() -> None:
 
 
 def test_a_missing_logprob_makes_a_call_untrainable() -> None:
-    def missing(asked: dict[str, Any]) -> list[dict[str, Any]]:
-        made = chunks(asked)
+    def missing(request_body: dict[str, Any]) -> list[dict[str, Any]]:
+        made = chunks(request_body)
         made[2]["choices"][0]["logprobs"]["content"][0]["logprob"] = -9999.0
         return made
 
@@ -162,8 +162,8 @@ def test_a_missing_logprob_makes_a_call_untrainable() -> None:
 
 
 def test_ids_fewer_than_the_engine_counted_are_not_kept_as_the_answer() -> None:
-    def short(asked: dict[str, Any]) -> list[dict[str, Any]]:
-        made = chunks(asked)
+    def short(request_body: dict[str, Any]) -> list[dict[str, Any]]:
+        made = chunks(request_body)
         del made[4]["choices"][0]["token_ids"], made[4]["choices"][0]["logprobs"]
         return made
 
@@ -178,7 +178,7 @@ def test_ids_fewer_than_the_engine_counted_are_not_kept_as_the_answer() -> None:
 
 
 def test_a_streamed_tool_call_is_put_together() -> None:
-    def pieces(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    def pieces(request_body: dict[str, Any]) -> list[dict[str, Any]]:
         def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
             return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
@@ -217,8 +217,8 @@ def test_a_black_box_changes_only_the_name_and_the_limit() -> None:
 
 
 def test_the_weight_version_may_come_in_a_header() -> None:
-    async def step(server: ScriptedModel, request: Any, asked: dict[str, Any]) -> Any:
-        response = await ok()(server, request, asked)
+    async def step(server: ScriptedModel, request: Any, request_body: dict[str, Any]) -> Any:
+        response = await ok()(server, request, request_body)
         response.headers["x-weight-version"] = "41"
         return response
 

@@ -105,9 +105,9 @@ def test_an_answer_that_was_cut_off_is_retried_once_the_same_is_asked_again() ->
     async def body() -> None:
         release = asyncio.Event()
 
-        async def slow(server: ScriptedModel, request: Any, asked: dict[str, Any]) -> Any:
+        async def slow(server: ScriptedModel, request: Any, request_body: dict[str, Any]) -> Any:
             await release.wait()
-            return await ok()(server, request, asked)
+            return await ok()(server, request, request_body)
 
         async with start_proxy(ScriptedModel(slow, ok())) as proxy:
             with pytest.raises(TimeoutError):
@@ -128,9 +128,9 @@ def test_a_call_that_breaks_after_the_same_was_asked_again_is_retried() -> None:
     async def body() -> None:
         broken = asyncio.Event()
 
-        async def breaks(server: ScriptedModel, request: Any, asked: dict[str, Any]) -> Any:
+        async def breaks(server: ScriptedModel, request: Any, request_body: dict[str, Any]) -> Any:
             await broken.wait()
-            return await status(400)(server, request, asked)
+            return await status(400)(server, request, request_body)
 
         async with start_proxy(ScriptedModel(breaks, ok())) as proxy:
             first = asyncio.create_task(proxy.chat("twice"))

@@ -30,7 +30,7 @@ def test_sampling_is_neutral_whatever_the_agent_asks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "sent"),
+    ("request_body", "sent"),
     [
         ({}, {"max_tokens": 100}),
         ({"max_tokens": 7}, {"max_tokens": 7}),
@@ -42,10 +42,10 @@ def test_sampling_is_neutral_whatever_the_agent_asks() -> None:
         ({"max_tokens": None}, {"max_tokens": 100}),
     ],
 )
-def test_the_limit_of_a_call_is_kept(asked: dict[str, Any], sent: dict[str, int]) -> None:
+def test_the_limit_of_a_call_is_kept(request_body: dict[str, Any], sent: dict[str, int]) -> None:
     async def body() -> None:
         async with start_proxy(ScriptedModel(), budget=Budget(max_tokens_per_call=100)) as proxy:
-            await proxy.chat(**asked)
+            await proxy.chat(**request_body)
             got = {
                 name: value
                 for name, value in proxy.model.bodies[0].items()
@@ -156,10 +156,10 @@ def test_a_refusal_that_nothing_helps_against_is_passed_on_and_teaches_nothing()
 
 
 def test_an_engine_that_refuses_ids_in_a_stream_is_called_without_streaming() -> None:
-    async def step(server: ScriptedModel, request: Any, asked: dict[str, Any]) -> Any:
-        refused = asked.get("stream") and asked.get("return_token_ids")
+    async def step(server: ScriptedModel, request: Any, request_body: dict[str, Any]) -> Any:
+        refused = request_body.get("stream") and request_body.get("return_token_ids")
         reply = status(400, "return_token_ids is not supported with stream=true")
-        return await (reply if refused else ok())(server, request, asked)
+        return await (reply if refused else ok())(server, request, request_body)
 
     async def body() -> None:
         async with start_proxy(ScriptedModel(step, engine="silent")) as proxy:

@@ -23,12 +23,12 @@ def test_a_version_is_set_or_asked_for() -> None:
     assert Weights.of(None).current() is None
 
 
-def told(*, first: str | None, last: str | None, admitted: str | None, said: str | None) -> Call:
+def call_of_versions(*, first: str | None, last: str | None, admitted: str | None, reported: str | None) -> Call:
     """A call whose engine told two versions, and whose trainer said one at the start and one at the end."""
     answer, call = Completion(strip=True), Call("c0", 0, admitted_version=admitted)
     answer.read({"choices": [], **({"weight_version": first} if first else {})})
     answer.read({"choices": [], **({"metadata": {"weight_version": last}} if last else {})})
-    answer.set_weight_version(said, from_engine=False)
+    answer.set_weight_version(reported, from_engine=False)
     answer.copy_to(call)
     return call
 
@@ -47,16 +47,16 @@ def told(*, first: str | None, last: str | None, admitted: str | None, said: str
 def test_both_versions_of_a_call_are_kept(
     versions: dict[str, str | None], expected: tuple[str | None, str | None]
 ) -> None:
-    call = told(**versions)
+    call = call_of_versions(**versions)
     assert (call.admitted_version, call.weight_version) == expected
 
 
 def test_a_call_keeps_what_the_trainer_says_at_its_beginning_and_at_its_end() -> None:
     weights = Weights("1")
 
-    async def step(server: ScriptedModel, request: Any, asked: dict[str, Any]) -> Any:
+    async def step(server: ScriptedModel, request: Any, request_body: dict[str, Any]) -> Any:
         weights.set("2")
-        return await ok()(server, request, asked)
+        return await ok()(server, request, request_body)
 
     async def body() -> None:
         async with start_proxy(ScriptedModel(step), weights=weights) as proxy:

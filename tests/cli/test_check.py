@@ -107,7 +107,7 @@ def test_a_bad_target_ends_with_2_and_a_hint(target: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--timeout", "-1"], "--timeout is -1"),
         (["--timeout", "0"], "--timeout is 0"),
@@ -117,13 +117,13 @@ def test_a_bad_target_ends_with_2_and_a_hint(target: str, hint: str) -> None:
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["check", "counter", *options])
     assert ended.value.code == 2
     reply, hint = capsys.readouterr().err.splitlines()
-    assert reply.startswith(f"error: {said}")
+    assert reply.startswith(f"error: {message}")
     assert hint.startswith("hint: ")
 
 

@@ -15,7 +15,7 @@ from paddock.config import Limits, ServerConfig
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "hint"),
+    ("words", "message", "hint"),
     [
         (["sreve", "counter"], "no command 'sreve'", "did you mean paddock serve?"),
         (["rollut"], "no command 'rollut'", "did you mean paddock rollout?"),
@@ -41,13 +41,13 @@ from paddock.config import Limits, ServerConfig
     ],
 )
 def test_an_unknown_command_is_reported_with_a_hint(
-    words: list[str], said: str, hint: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
     output = capsys.readouterr().err
-    assert said in output
+    assert message in output
     assert f"hint: {hint}" in output
 
 

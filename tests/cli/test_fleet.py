@@ -147,7 +147,7 @@ def test_a_state_folder_holds_one_plane(plane: PlaneProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("rm",), "say which instances"),
         (("rm", "--all", "--run", "x"), "say which instances"),
@@ -158,10 +158,10 @@ def test_a_state_folder_holds_one_plane(plane: PlaneProcess) -> None:
         (("run", "none.json", "--model", "replay:x"), "none.json cannot be read"),
     ],
 )
-def test_mistakes_are_reported_with_a_hint(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_reported_with_a_hint(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     done = paddock("fleet", *arguments, cwd=tmp_path, PADDOCK_FLEET=str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "hint: " in done.stderr
 
 

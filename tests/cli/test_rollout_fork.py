@@ -16,8 +16,8 @@ def recorded(sandbox: str, **values: Any) -> RolloutRecord:
 
 @pytest.mark.parametrize("name", ["counter", "paddock.envs.counter:Counter"])
 def test_an_environment_is_found_by_its_recorded_name(name: str) -> None:
-    found = find_recorded_environment(recorded("environment", config={"env": name}), None)
-    assert found == {"env": Counter, "env_name": name}
+    environment = find_recorded_environment(recorded("environment", config={"env": name}), None)
+    assert environment == {"env": Counter, "env_name": name}
 
 
 def test_an_environment_that_was_a_url_is_one_again() -> None:

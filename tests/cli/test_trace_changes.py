@@ -59,7 +59,7 @@ def test_old_snapshots_can_be_pruned(store: Store, capsys: pytest.CaptureFixture
     assert "the snapshots are no longer in the store" in show(capsys)[1]
 
 
-def test_what_is_not_there_is_said(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_there_is_reported(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = show(capsys, "--changes", "c9")
     assert code != 0
     assert "has no call c9" in text

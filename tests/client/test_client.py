@@ -385,13 +385,13 @@ async def test_an_unknown_transport_is_a_config_error() -> None:
 
 
 @asynccontextmanager
-async def peer(said: bytes | None) -> AsyncIterator[str]:
+async def peer(greeting: bytes | None) -> AsyncIterator[str]:
     """Something on a port that is no environment server: it says this and hangs up, or nothing at all."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await reader.read(100 if said is not None else -1)
-            writer.write(said or b"")
+            await reader.read(100 if greeting is not None else -1)
+            writer.write(greeting or b"")
         finally:
             writer.close()
 
@@ -400,13 +400,13 @@ async def peer(said: bytes | None) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "greeting",
     [b"", b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", b"hello\r\n\r\n", b"\x00" * 100],
     ids=["nothing", "404", "hello", "zeros"],
 )
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_peer_that_is_no_server_is_a_clear_error(said: bytes, transport: str) -> None:
-    async with peer(said) as url:
+async def test_a_peer_that_is_no_server_is_a_clear_error(greeting: bytes, transport: str) -> None:
+    async with peer(greeting) as url:
         env: Client[Any] = Client(url, transport=transport, timeouts=Timeouts(2, 2))
         with pytest.raises(ClientError):
             await env.reset()
@@ -454,7 +454,7 @@ async def test_a_deadline_for_every_request(serve: Serve) -> None:
             await env.step({"hang": True})
 
 
-async def test_the_servers_deadline_holds_for_patient_clients(serve: Serve) -> None:
+async def test_the_servers_deadline_holds_for_clients_with_a_later_one(serve: Serve) -> None:
     async with Client(serve(AsyncScripted, step_timeout=0.2).url) as env:
         await env.reset()
         with pytest.raises(StepTimeout):
@@ -612,8 +612,8 @@ async def test_a_known_reset_argument_is_not_warned_of(serve: Serve) -> None:
 
 async def test_a_reset_argument_may_be_called_timeout_or_self(serve: Serve) -> None:
     class Takes(Adder):
-        def reset(self, **given: Any) -> Total:
-            return Total(total=len(given))
+        def reset(self, **keywords: Any) -> Total:
+            return Total(total=len(keywords))
 
     async with Client(serve(Takes).url) as env:
         assert (await env.reset(**{"self": 1, "session_id": 2, "data": 3})).observation["total"] == 2

@@ -106,7 +106,7 @@ async def test_a_dropped_connection_costs_nothing(two: Together) -> None:
         assert sum(connection.reconnects for connection in envs._connections) == 4
 
 
-async def test_sessions_go_on_over_the_death_of_the_gateway(two: Together) -> None:
+async def test_sessions_survive_a_crash_of_the_gateway(two: Together) -> None:
     async with vector(two, 4) as envs:
         await envs.reset_all()
         await asyncio.to_thread(two.call, two.stop_gateway())

@@ -47,11 +47,11 @@ class Failing(Predictable):
         return total
 
 
-Moved = Callable[[Any], Awaitable[tuple[Client[Any], Proxy]]]
+Relocation = Callable[[Any], Awaitable[tuple[Client[Any], Proxy]]]
 
 
 @pytest.fixture
-async def moved(serve: Serve, through: Any) -> AsyncIterator[Moved]:
+async def relocation(serve: Serve, through: Any) -> AsyncIterator[Relocation]:
     """Begins an episode, and loses its host after three steps: it can only go on in an environment of this class."""
     begun: list[Client[Any]] = []
 
@@ -75,14 +75,14 @@ def lose_host(proxy: Proxy, elsewhere: int) -> None:
     proxy.cut()
 
 
-async def test_an_episode_goes_on_elsewhere(moved: Moved) -> None:
-    env, _ = await moved(Predictable)
+async def test_an_episode_goes_on_elsewhere(relocation: Relocation) -> None:
+    env, _ = await relocation(Predictable)
     assert (await env.step(ONE)).observation["total"] == 4
     assert env.transport.replays == 1  # type: ignore[attr-defined]
 
 
-async def test_a_replay_that_is_given_up_leaves_no_episode(moved: Moved, lives: list[Watched]) -> None:
-    env, _ = await moved(Slow)
+async def test_a_replay_that_is_given_up_leaves_no_episode(relocation: Relocation, lives: list[Watched]) -> None:
+    env, _ = await relocation(Slow)
     step = asyncio.create_task(env.step(ONE))
     await until(lambda: len(lives) == 2 and lives[1].steps == 2)
     step.cancel()
@@ -94,41 +94,41 @@ async def test_a_replay_that_is_given_up_leaves_no_episode(moved: Moved, lives: 
 
 
 @pytest.mark.parametrize(("make", "why"), [(Fickle, "another way at request 1"), (Failing, "failed at request 2")])
-async def test_a_replay_that_breaks_off_leaves_no_episode(moved: Moved, make: Any, why: str) -> None:
-    env, _ = await moved(make)
+async def test_a_replay_that_breaks_off_leaves_no_episode(relocation: Relocation, make: Any, why: str) -> None:
+    env, _ = await relocation(make)
     for request in (env.step(ONE), env.step(ONE), env.state()):
         with pytest.raises(EpisodeLost, match=why):
             await request
     assert (await env.reset(seed=2)).observation["total"] == 2
 
 
-async def test_a_deadline_holds_for_the_whole_replay(moved: Moved) -> None:
-    env, _ = await moved(Slow)
+async def test_a_deadline_holds_for_the_whole_replay(relocation: Relocation) -> None:
+    env, _ = await relocation(Slow)
     with pytest.raises(DeadlineExceeded, match=r"step within 0\.3 s"):
         await asyncio.wait_for(env.step(ONE, timeout=0.3), 0.5)
     with pytest.raises(EpisodeLost):
         await env.step(ONE)
 
 
-async def test_requests_made_during_a_replay_come_after_it(moved: Moved, lives: list[Watched]) -> None:
-    env, _ = await moved(Slow)
+async def test_requests_made_during_a_replay_come_after_it(relocation: Relocation, lives: list[Watched]) -> None:
+    env, _ = await relocation(Slow)
     first = asyncio.create_task(env.step(ONE))
     await until(lambda: len(lives) == 2 and lives[1].steps == 1)
     assert (await env.step(ONE)).observation["total"] == 5
     assert (await first).observation["total"] == 4
 
 
-async def test_a_lost_episode_fails_all_pending_requests(moved: Moved, lives: list[Watched]) -> None:
-    env, _ = await moved(Fickle)
+async def test_a_lost_episode_fails_all_pending_requests(relocation: Relocation, lives: list[Watched]) -> None:
+    env, _ = await relocation(Fickle)
     ends = await asyncio.gather(env.step(ONE), env.step(ONE), return_exceptions=True)
     assert [type(end) for end in ends] == [EpisodeLost, EpisodeLost]
     assert lives[1].steps == 1
 
 
 async def test_an_episode_that_was_reported_as_lost_stays_lost(
-    moved: Moved, serve: Serve, lives: list[Watched]
+    relocation: Relocation, serve: Serve, lives: list[Watched]
 ) -> None:
-    env, proxy = await moved(Slow)
+    env, proxy = await relocation(Slow)
     step = asyncio.create_task(env.step(ONE))
     await until(lambda: len(lives) == 2 and lives[1].steps == 4)
     lose_host(proxy, serve(Predictable).port)
@@ -137,8 +137,8 @@ async def test_an_episode_that_was_reported_as_lost_stays_lost(
             await request
 
 
-async def test_a_client_that_is_opened_again_has_lost_nothing(moved: Moved) -> None:
-    env, _ = await moved(Fickle)
+async def test_a_client_that_is_opened_again_has_lost_nothing(relocation: Relocation) -> None:
+    env, _ = await relocation(Fickle)
     with pytest.raises(EpisodeLost):
         await env.step(ONE)
     await env.close()

@@ -25,15 +25,15 @@ def exchanges(table: Table) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("sent", "answer"), table.values(), ids=table.keys())
 
 
-def violation(kind: str, loc: list[Any], message: Any, given: Any, **ctx: Any) -> dict[str, Any]:
+def violation(kind: str, loc: list[Any], message: Any, value: Any, **ctx: Any) -> dict[str, Any]:
     """A broken rule as it is told on sockets, and for actions over HTTP: with a link to its explanation."""
     link = {"url": Matching(rf"^https://errors\.pydantic\.dev/.+/v/{kind}$")}
-    return {**body_violation(kind, loc, message, given, **ctx), **link}
+    return {**body_violation(kind, loc, message, value, **ctx), **link}
 
 
-def body_violation(kind: str, loc: list[Any], message: Any, given: Any, **ctx: Any) -> dict[str, Any]:
+def body_violation(kind: str, loc: list[Any], message: Any, value: Any, **ctx: Any) -> dict[str, Any]:
     """A broken rule as it is told about the HTTP body around an action."""
-    rule = {"type": kind, "loc": loc, "msg": message, "input": given}
+    rule = {"type": kind, "loc": loc, "msg": message, "input": value}
     return {**rule, "ctx": ctx} if ctx else rule
 
 

@@ -52,7 +52,7 @@ def a_page(browser: Browser, url: str, **options: object) -> Iterator[Page]:
     expect.set_options(timeout=TIMEOUT_MS)
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.goto(f"{url}/web/?token={TOKEN}")
     page.wait_for_selector("main > *")
     yield page

@@ -67,13 +67,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontProcess]:
 
 
 @pytest.fixture(scope="module")
-def told(shared: FrontProcess) -> dict[str, Any]:
+def report(shared: FrontProcess) -> dict[str, Any]:
     """What E2B's SDK met, call by call."""
     return shared.client("e2b_sync.py")
 
 
-def test_commands_run_as_at_e2b(told: dict[str, Any]) -> None:
-    seen = told["commands"]
+def test_commands_run_as_at_e2b(report: dict[str, Any]) -> None:
+    seen = report["commands"]
     assert seen["done"] == ["bar\n/home/user\nuser\n", "wrong\n", 0]
     assert seen["failed"] == [3, "out\n"]
     assert (seen["heard"], seen["env"], seen["much"]) == ("one\ntwo\n", "b", 3_000_000)
@@ -83,8 +83,8 @@ def test_commands_run_as_at_e2b(told: dict[str, Any]) -> None:
     assert seen["user"][:2] == ["user\n", "InvalidArgumentException"]
 
 
-def test_background_commands_can_be_read_written_to_and_killed(told: dict[str, Any]) -> None:
-    assert told["background"] == {
+def test_background_commands_can_be_read_written_to_and_killed(report: dict[str, Any]) -> None:
+    assert report["background"] == {
         "streamed": ["a\n", "b\n"],
         "fed": "hello one two",
         "killed": [["sleep 100"], True, "CommandExitException", False],
@@ -94,12 +94,12 @@ def test_background_commands_can_be_read_written_to_and_killed(told: dict[str, A
     }
 
 
-def test_a_terminal_is_one(told: dict[str, Any]) -> None:
-    assert told["terminal"] == {"size": True, "tty": True}
+def test_a_terminal_is_one(report: dict[str, Any]) -> None:
+    assert report["terminal"] == {"size": True, "tty": True}
 
 
-def test_files_are_those_of_the_sandbox(told: dict[str, Any]) -> None:
-    seen = told["files"]
+def test_files_are_those_of_the_sandbox(report: dict[str, Any]) -> None:
+    seen = report["files"]
     assert seen["written"] == ["/home/user/new/ü n.txt", "ü n.txt"]
     assert seen["info"] == [6, "-rw-------", "user", "file"]
     assert (seen["links"], seen["target"]) == (["symlink", "symlink"], "/home/user/new")
@@ -110,8 +110,8 @@ def test_files_are_those_of_the_sandbox(told: dict[str, Any]) -> None:
     assert (seen["made"], seen["metadata"]) == ([True, False, False], {"kind": "v"})
 
 
-def test_failures_are_exceptions_of_the_sdk(told: dict[str, Any]) -> None:
-    seen, lives = told["files"], told["lives"]
+def test_failures_are_exceptions_of_the_sdk(report: dict[str, Any]) -> None:
+    seen, lives = report["files"], report["lives"]
     assert (seen["missing"], seen["a_folder"], seen["not_a_folder"]) == (
         "FileNotFoundException",
         "InvalidArgumentException",
@@ -125,8 +125,8 @@ def test_failures_are_exceptions_of_the_sdk(told: dict[str, Any]) -> None:
     assert "cannot be paused" in lives["pause"][1]
 
 
-def test_changes_are_watched(told: dict[str, Any]) -> None:
-    events = [tuple(event) for event in told["watched"]["events"]]
+def test_changes_are_watched(report: dict[str, Any]) -> None:
+    events = [tuple(event) for event in report["watched"]["events"]]
     wanted = [
         ("a", "create"),
         ("sub", "create"),
@@ -136,26 +136,26 @@ def test_changes_are_watched(told: dict[str, Any]) -> None:
         ("c", "remove"),
     ]
     assert [event for event in events if event in wanted] == wanted
-    assert told["watched"]["stopped"] == "SandboxException"
+    assert report["watched"]["stopped"] == "SandboxException"
 
 
-def test_ports_are_reached_through_the_front(told: dict[str, Any]) -> None:
-    assert told["ports"]["page"] == [200, "served"]
-    status, body = told["ports"]["closed"]
+def test_ports_are_reached_through_the_front(report: dict[str, Any]) -> None:
+    assert report["ports"]["page"] == [200, "served"]
+    status, body = report["ports"]["closed"]
     assert status == 502
     assert json.loads(body)["message"] == "The sandbox is running but port is not open"
-    assert told["signed"] == {"good": "by its token", "bad": "HTTPError"}
+    assert report["signed"] == {"good": "by its token", "bad": "HTTPError"}
 
 
-def test_a_sandbox_lives_as_long_as_its_timeout_says(told: dict[str, Any]) -> None:
-    lives = told["lives"]
+def test_a_sandbox_lives_as_long_as_its_timeout_says(report: dict[str, Any]) -> None:
+    lives = report["lives"]
     assert (lives["connected"], lives["found"], lives["later"]) == ("bar\n", [True], True)
     assert lives["info"] == [{"of": "grüße & mehr"}, "running", "base"]
     assert (lives["ended"], lives["metrics"], lives["killed"]) == ([False, True], True, [True, False, False])
 
 
-def test_the_code_interpreters_sandbox_is_made_but_has_no_kernel(told: dict[str, Any]) -> None:
-    assert told["interpreter"] == ["made\n", True]
+def test_the_code_interpreters_sandbox_is_made_but_has_no_kernel(report: dict[str, Any]) -> None:
+    assert report["interpreter"] == ["made\n", True]
 
 
 def test_the_asynchronous_sdk_meets_the_same(shared: FrontProcess) -> None:

@@ -98,7 +98,7 @@ def test_an_agent_does_not_notice_a_weight_update(name: str, tmp_path: Path) -> 
     assert [call.role for call in work] == ["agent"] * 3
     assert [len(call.attempts) for call in work] == [0, int(in_flight == "abort"), 0]
     assert all(call.trainable for call in work)
-    asked = [served.turn for served in server.log if served.request.get("tools")]
-    assert asked == ([0, 1, 1, 2] if in_flight == "abort" else [0, 1, 2])
+    live_turns = [served.turn for served in server.log if served.request.get("tools")]
+    assert live_turns == ([0, 1, 1, 2] if in_flight == "abort" else [0, 1, 2])
     with Store.open(tmp_path) as store:
         assert store.open_sandboxes() == []

@@ -74,9 +74,9 @@ class Line:
         while not reply or reply[-1] != number + 1:
             await asyncio.sleep(0.01)
 
-    async def _wait(self, number: int, told: list[int]) -> None:
+    async def _wait(self, number: int, positions: list[int]) -> None:
         policy = Reconnect(within=30)
-        async with Client(self.served.url, queue_timeout=90, on_queue=told.append, reconnect=policy) as client:
+        async with Client(self.served.url, queue_timeout=90, on_queue=positions.append, reconnect=policy) as client:
             await client.reset()
             self.order.append(number)
             assert (await client.step({"amount": 2})).observation["total"] == 2

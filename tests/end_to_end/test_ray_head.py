@@ -224,7 +224,7 @@ def test_a_server_that_is_killed_while_the_head_is_away_leaves_no_hosts(
         until(lambda: not any(map(is_alive, left)), 30)
 
 
-def test_a_server_with_a_cluster_of_its_own_ends_quietly(tmp_path: Path) -> None:
+def test_a_server_with_a_cluster_of_its_own_ends_without_errors(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [sys.executable, "-m", "paddock", "serve", "echo", "--engine", "ray", "--hosts", "2", "--port", "0"]
     with serving([*command, "--max-sessions", "4", "--json", "--log-level", "warning"], log) as served:

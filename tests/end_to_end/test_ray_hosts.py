@@ -211,7 +211,7 @@ def kill_doors(served: Served) -> None:
     os.kill(gateways[0], signal.SIGKILL)
 
 
-def test_sessions_go_on_over_the_death_of_the_gateway(forward: Served) -> None:
+def test_sessions_survive_a_crash_of_the_gateway(forward: Served) -> None:
     async def play() -> None:
         async with Client(forward.url) as client:
             await client.reset()

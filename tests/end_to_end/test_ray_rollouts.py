@@ -202,17 +202,17 @@ def test_a_batch_spreads_over_nodes_and_is_kept_as_if_it_had_run_here(stage: Sta
     assert stage.open_sandboxes() == []
 
 
-def assert_alike(kept: RolloutRecord, expected: RolloutRecord) -> None:
+def assert_alike(actual: RolloutRecord, expected: RolloutRecord) -> None:
     """The same in all that does not tell two rollouts apart."""
     whose = {"rollout_id", "batch_id", "member", "sandbox_id", "metadata"}
     when = {"started_at", "finished_at", "stages", "usage", "proxy_log"}
     for each in fields(RolloutRecord):
         if each.name not in whose | when:
-            assert getattr(kept, each.name) == getattr(expected, each.name), each.name
-    assert kept.stages.keys() == expected.stages.keys()
-    assert kept.usage.keys() == expected.usage.keys()
-    assert set(kept.metadata) - set(expected.metadata) == {"node"}
-    assert kept.trainable
+            assert getattr(actual, each.name) == getattr(expected, each.name), each.name
+    assert actual.stages.keys() == expected.stages.keys()
+    assert actual.usage.keys() == expected.usage.keys()
+    assert set(actual.metadata) - set(expected.metadata) == {"node"}
+    assert actual.trainable
 
 
 def test_a_node_never_has_more_at_once_than_allowed(stage: Stage, tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_greed_ends_the_sandbox_and_nothing_else(store: Store, what: str) -> Non
 @pytest.fixture
 def listener() -> Iterator[tuple[int, str, list[str]]]:
     """Something on the host's loopback, and on an abstract socket, that must never hear of a sandbox."""
-    heard: list[str] = []
+    requests: list[str] = []
     name = f"\0paddock-test-{os.getpid()}"
     tcp = socket.create_server(("127.0.0.1", 0))
     local = socket.socket(socket.AF_UNIX)
@@ -261,13 +261,13 @@ def listener() -> Iterator[tuple[int, str, list[str]]]:
                 connection, _ = server.accept()
             except OSError:
                 return
-            heard.append(kind)
+            requests.append(kind)
             connection.close()
 
     threads = [threading.Thread(target=listen, args=pair) for pair in ((tcp, "tcp"), (local, "unix"))]
     for thread in threads:
         thread.start()
-    yield tcp.getsockname()[1], name[1:], heard
+    yield tcp.getsockname()[1], name[1:], requests
     for server in (tcp, local):
         server.shutdown(socket.SHUT_RDWR)
         server.close()
@@ -276,7 +276,7 @@ def listener() -> Iterator[tuple[int, str, list[str]]]:
 
 
 def test_nothing_but_the_model_can_be_reached(store: Store, listener: tuple[int, str, list[str]]) -> None:
-    port, name, heard = listener
+    port, name, requests = listener
     reach = f"""
 import os, socket
 def attempt(what, act):
@@ -294,7 +294,7 @@ print(open("/proc/net/dev").read().count(":"), "interfaces")
     record = rolled(store, python(reach))
     assert "REACHED" not in record.agent_log
     assert "1 interfaces" in record.agent_log, record.agent_log
-    assert heard == []
+    assert requests == []
 
 
 def test_the_host_cannot_be_seen_or_changed(store: Store, tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ echo alive
     gains_nothing(record)
 
 
-def test_the_models_door_opens_for_this_rollout_only(store: Store) -> None:
+def test_the_model_port_serves_this_rollout_only(store: Store) -> None:
     """Other keys, other ways, and what an honest call may carry."""
     knock = """
 import http.client

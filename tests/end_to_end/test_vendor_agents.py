@@ -42,7 +42,7 @@ NOTES = "Speak friend and enter."
 
 
 @dataclass
-class Told:
+class Report:
     ran: Ran
     calls: list[Call]
 
@@ -64,7 +64,7 @@ def run_turn(name: str, command: str) -> dict[str, Any]:
     return {"text": "I am at it.", "tool": tool, "arguments": arguments}
 
 
-async def tell(name: str, folder: Path) -> Told:
+async def tell(name: str, folder: Path) -> Report:
     """A rollout in which the model begins a sub-agent and then does the work itself."""
     work = [SPAWNS[name], run_turn(name, "sleep 0.5; echo 42 > answer.txt"), {"text": "Done."}]
     looks = [run_turn(name, "ls"), REPORTS.get(name, {"text": "All is there."})]
@@ -75,12 +75,12 @@ async def tell(name: str, folder: Path) -> Told:
     words = ("rollout", str(task), "--agent", name, "--model", f"replay:{script}", "--retries", "0")
     ran = await paddock(folder / "store", *words)
     with Store.open(folder / "store", read_only=True) as store:
-        return Told(ran, store.calls(ran.lines[0]["rollout_id"]))
+        return Report(ran, store.calls(ran.lines[0]["rollout_id"]))
 
 
 @pytest.fixture(scope="module")
-def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
-    async def all_of_them() -> list[Told]:
+def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
+    async def all_of_them() -> list[Report]:
         return await asyncio.gather(*(tell(name, tmp_path_factory.mktemp(name)) for name in SPAWNS))
 
     remember_children()
@@ -88,26 +88,26 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
 
 
 @pytest.fixture(params=list(SPAWNS))
-def told(request: pytest.FixtureRequest, stories: dict[str, Told]) -> Told:
+def report(request: pytest.FixtureRequest, stories: dict[str, Report]) -> Report:
     return stories[request.param]
 
 
-def test_the_work_is_done_and_every_token_is_kept(told: Told) -> None:
-    (record,) = told.ran.lines
-    assert (record["outcome"], record["reward"], record["error"]) == ("ok", 1.0, None), told.ran.words
+def test_the_work_is_done_and_every_token_is_kept(report: Report) -> None:
+    (record,) = report.ran.lines
+    assert (record["outcome"], record["reward"], record["error"]) == ("ok", 1.0, None), report.ran.words
     assert record["level"] == "tokens"
-    assert all(call.trainable for call in told.calls if call.role is Role.AGENT)
-    assert {call.caller for call in told.calls} == {Caller.AGENT}
+    assert all(call.trainable for call in report.calls if call.role is Role.AGENT)
+    assert {call.caller for call in report.calls} == {Caller.AGENT}
     assert own_children() == []
 
 
-def test_its_subagent_is_recognized(told: Told) -> None:
-    own = [call for call in told.calls if call.role is Role.AGENT]
-    others = [call for call in told.calls if call.role is not Role.AGENT]
+def test_its_subagent_is_recognized(report: Report) -> None:
+    own = [call for call in report.calls if call.role is Role.AGENT]
+    others = [call for call in report.calls if call.role is not Role.AGENT]
     assert len(own) >= 3
     assert {call.role for call in others} == {Role.SUBAGENT}
     assert [call.parent for call in own] == [None, *(call.id for call in own[:-1])]
 
 
-def test_the_notes_of_the_task_reach_the_model(told: Told) -> None:
-    assert NOTES in json.dumps(told.calls[0].request)
+def test_the_notes_of_the_task_reach_the_model(report: Report) -> None:
+    assert NOTES in json.dumps(report.calls[0].request)

@@ -172,7 +172,7 @@ def test_an_unknown_id_is_refused(tmp_path: Path) -> None:
     with_service(claim, tmp_path)
 
 
-def test_closing_the_desk_cancels_all_and_takes_no_more(tmp_path: Path) -> None:
+def test_closing_the_service_cancels_all_rollouts_and_takes_no_more(tmp_path: Path) -> None:
     async def claim(service: OpenCodeRolloutService, url: str) -> None:
         running = await service.start(request(model_key="", vllm_url=url))
         await until(service, running.rollout_id, "running")

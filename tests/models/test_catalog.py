@@ -142,7 +142,7 @@ def test_the_key_is_sent_when_names_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "status", "said"),
+    ("answer", "status", "expected"),
     [
         ({"data": []}, 200, "lists no models"),
         ([1], 200, "lists no models"),
@@ -150,8 +150,8 @@ def test_the_key_is_sent_when_names_are_asked_for() -> None:
         ({}, 404, "status 404"),
     ],
 )
-def test_an_endpoint_without_a_model_name_is_a_model_error(answer: Any, status: int, said: str) -> None:
-    with pytest.raises(ModelError, match=said) as caught:
+def test_an_endpoint_without_a_model_name_is_a_model_error(answer: Any, status: int, expected: str) -> None:
+    with pytest.raises(ModelError, match=expected) as caught:
         ask_for_name(answer, status, api_key=SECRET)
     assert caught.value.hint
     assert SECRET not in str(caught.value) + caught.value.hint
@@ -236,7 +236,7 @@ def test_a_replay_is_served_while_it_is_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "options", "said"),
+    ("spec", "options", "expected"),
     [
         ("gpt-4", {}, "gpt-4"),
         ("", {}, "''"),
@@ -262,8 +262,10 @@ def test_a_replay_is_served_while_it_is_open(tmp_path: Path) -> None:
         ("local:/nowhere.gguf", {}, "/nowhere"),
     ],
 )
-def test_a_wrong_form_is_named_with_a_hint_and_without_secrets(spec: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_a_wrong_form_is_named_with_a_hint_and_without_secrets(
+    spec: str, options: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
         opened(spec, **options)
     assert caught.value.hint
     assert SECRET not in f"{caught.value} {caught.value.hint} {caught.value.data}"

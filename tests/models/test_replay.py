@@ -564,7 +564,7 @@ def test_a_file_with_lines_holds_several_tasks(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "explanation"),
     [
         ("{", "not JSON"),
         ("[3]", "not an object"),
@@ -580,10 +580,10 @@ def test_a_file_with_lines_holds_several_tasks(tmp_path: Any) -> None:
         ('{"calls": [{"role": "title", "message": {"content": "x"}}]}', "no call of an agent"),
     ],
 )
-def test_an_invalid_script_is_refused_with_the_reason(tmp_path: Any, content: str, said: str) -> None:
+def test_an_invalid_script_is_refused_with_the_reason(tmp_path: Any, content: str, explanation: str) -> None:
     file = tmp_path / "script.json"
     file.write_text(content)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=explanation) as caught:
         Script.load(file)
     assert caught.value.hint
     assert str(file) in str(caught.value)

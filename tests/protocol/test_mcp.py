@@ -102,14 +102,14 @@ def test_a_score_is_sent_where_there_is_one() -> None:
     assert mcp.with_score(plain, None, True)["_meta"]["paddock/done"] is True
 
 
-@pytest.mark.parametrize("asked", mcp.SESSION_VERSIONS)
-def test_a_known_revision_is_spoken(asked: str) -> None:
-    assert mcp.choose_version(asked) == asked
+@pytest.mark.parametrize("requested", mcp.SESSION_VERSIONS)
+def test_a_known_revision_is_spoken(requested: str) -> None:
+    assert mcp.choose_version(requested) == requested
 
 
-@pytest.mark.parametrize("asked", [None, "1999-01-01", 5, ["2025-06-18"]])
-def test_an_unknown_revision_is_answered_with_the_newest(asked: Any) -> None:
-    assert mcp.choose_version(asked) == mcp.SESSION_VERSIONS[0]
+@pytest.mark.parametrize("requested", [None, "1999-01-01", 5, ["2025-06-18"]])
+def test_an_unknown_revision_is_answered_with_the_newest(requested: Any) -> None:
+    assert mcp.choose_version(requested) == mcp.SESSION_VERSIONS[0]
 
 
 def test_a_stateless_request_says_so_in_its_meta() -> None:
@@ -156,7 +156,7 @@ def test_nothing_optional_is_null_for_a_client_that_keeps_to_the_spec() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"), [("echo", "echo"), ("=?base64?w6Q=?=", "ä"), ("=?base64?!?=", "=?base64?!?=")]
+    ("sent", "decoded"), [("echo", "echo"), ("=?base64?w6Q=?=", "ä"), ("=?base64?!?=", "=?base64?!?=")]
 )
-def test_headers_say_what_ascii_cannot_in_base64(sent: str, said: str) -> None:
-    assert mcp.header_value(sent) == said
+def test_headers_say_what_ascii_cannot_in_base64(sent: str, decoded: str) -> None:
+    assert mcp.header_value(sent) == decoded

@@ -20,8 +20,8 @@ def test_an_agent_gets_only_tools_that_it_has(name: str) -> None:
     tools = find_agent(name).tools
     assert tools is not None
     script = demo_script(name, tools)
-    known = {tools.run("x")[0], tools.write("p", "x")[0]}
-    assert tools_used(script) <= known | ({tools.finish[0]} if tools.finish else set())
+    tool_names = {tools.run("x")[0], tools.write("p", "x")[0]}
+    assert tools_used(script) <= tool_names | ({tools.finish[0]} if tools.finish else set())
     assert len(Script.parse(script).tasks) == 5
 
 

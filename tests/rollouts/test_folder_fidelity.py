@@ -40,7 +40,7 @@ def test_files_are_compared_by_what_an_agent_sees(tmp_path: Path, one: Files, ot
     assert compared(tmp_path, one, other)["state"] == state
 
 
-def test_a_difference_is_told_on_one_line(tmp_path: Path) -> None:
+def test_a_difference_is_described_on_one_line(tmp_path: Path) -> None:
     result = compared(tmp_path, {"a": b"x", "b": b"y"}, {"a": b"z"})
     assert describe_files(result) == "files differ from c0 on (a and 1 more); equal at 0 of 1 calls"
     assert result["paths"][1] == {

@@ -28,7 +28,7 @@ pytestmark = needs_bwrap
         (TaskSettings(verifier=VerifierSettings(user="bob")), True, "cannot run as bob: this machine"),
     ],
 )
-def test_a_user_that_a_sandbox_cannot_have_is_told_before_the_agent_starts(
+def test_a_user_that_a_sandbox_cannot_have_is_reported_before_the_agent_starts(
     settings: TaskSettings, is_single: bool, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PADDOCK_IMAGES.name, str(tmp_path / "images"))

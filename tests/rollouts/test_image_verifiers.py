@@ -160,10 +160,10 @@ def test_artifacts_are_written_to_a_new_folder(tmp_path: Path) -> None:
         command = ["trace", "show", rollout_id, "--store", str(tmp_path / "store"), "--artifacts", str(folder)]
         return CliRunner().invoke(paddock, command, standalone_mode=False)
 
-    shown = show(record.rollout_id, tmp_path / "written")
+    output = show(record.rollout_id, tmp_path / "written")
     assert (tmp_path / "written/app/out/answer.txt").read_text() == "42\n"
-    assert "artifacts: logs/artifacts/note.txt, app/out/answer.txt\n" in shown.stdout
-    assert "verifier:  sealed: no process was running when the agent ended\n" in shown.stdout
+    assert "artifacts: logs/artifacts/note.txt, app/out/answer.txt\n" in output.stdout
+    assert "verifier:  sealed: no process was running when the agent ended\n" in output.stdout
     for rollout_id, reason in ((record.rollout_id, "is not empty"), (nothing.rollout_id, "has no artifacts")):
         assert reason in str(show(rollout_id, tmp_path / "written").exception)
 

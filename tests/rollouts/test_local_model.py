@@ -47,7 +47,7 @@ def test_a_prompt_beyond_the_context_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(("rate", "label"), [(1e6, "local"), (None, "local"), (1.0, "http://host/v1")])
-def test_nothing_is_said_of_a_short_wait_or_another_endpoint(rate: float | None, label: str) -> None:
+def test_a_short_wait_or_another_endpoint_gives_no_message(rate: float | None, label: str) -> None:
     assert warn("pi", rate, label) is None
 
 

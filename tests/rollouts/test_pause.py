@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     assert own_children() == []
 
 
-class Watched:
+class Progress:
     """A batch, and a condition on its rollouts to wait for."""
 
     def __init__(self) -> None:
@@ -51,15 +51,15 @@ class Watched:
 
 
 @asynccontextmanager
-async def a_batch(store: Store, script: Any = SOLVES, **fields: Any) -> AsyncIterator[tuple[Any, Watched, Any]]:
+async def a_batch(store: Store, script: Any = SOLVES, **fields: Any) -> AsyncIterator[tuple[Any, Progress, Any]]:
     """A batch whose calls have the weight version 1, and its model."""
     async with ReplayServer(script) as server:
         endpoint = Endpoint(server.url, "replay", engine="vllm")
         options = {"agent": speaker(), "weight_version": 1, "retries": 0, **fields}
         task = options.pop("task", None) or a_task()
         async with open_run(RunConfig(model=endpoint, store=store, **options)) as context:
-            watched = Watched()
-            yield Batch([task], context, on_change=watched.follow), watched, server
+            progress = Progress()
+            yield Batch([task], context, on_change=progress.follow), progress, server
 
 
 @pytest.mark.parametrize("in_flight", ["finish", "abort"])
@@ -68,16 +68,16 @@ def test_rollouts_survive_a_weight_update(store: Store, in_flight: Any) -> None:
 
     async def body() -> BatchResult:
         slow = {"turn": 1, "hang": 30, "times": 2} if in_flight == "abort" else {"turn": 0, "delay": 1.0}
-        async with a_batch(store, {**SOLVES, "faults": [slow]}, n=2, parallel=2) as (batch, watched, server):
+        async with a_batch(store, {**SOLVES, "faults": [slow]}, n=2, parallel=2) as (batch, progress, server):
             running = asyncio.create_task(batch.run())
             if in_flight == "abort":
-                await watched.until(lambda rollout: rollout.record.call_count >= 1)
+                await progress.until(lambda rollout: rollout.record.call_count >= 1)
             while batch.context.gate.in_flight < 2:
                 await asyncio.sleep(0.01)
             async with batch.paused(in_flight, weight_version=2) as report:
                 assert (report.in_flight, report.aborted, report.finished) == (0, *counts)
                 assert batch.is_paused
-                await watched.until(lambda rollout: rollout.record.stage == "paused")
+                await progress.until(lambda rollout: rollout.record.stage == "paused")
             result: BatchResult = await running
             assert len(server.log) == (6 if in_flight == "abort" else 4)
             return result
@@ -96,10 +96,10 @@ def test_a_pause_is_not_the_agents_time(store: Store) -> None:
     async def body() -> BatchResult:
         timeouts = RolloutTimeouts(install=20, sandbox=20, setup=10, agent=6, verifier=10, model_call=3)
         task = a_task(timeouts=timeouts)
-        async with a_batch(store, task=task, stall_timeout=2) as (batch, watched, _):
+        async with a_batch(store, task=task, stall_timeout=2) as (batch, progress, _):
             await batch.pause()
             running = asyncio.create_task(batch.run())
-            await watched.until(lambda rollout: rollout.record.stage == "paused")
+            await progress.until(lambda rollout: rollout.record.stage == "paused")
             await asyncio.sleep(6.5)
             batch.resume(2)
             return await running
@@ -116,10 +116,10 @@ def test_an_agent_that_hangs_is_stopped_although_there_was_a_pause(store: Store)
         timeouts = RolloutTimeouts(install=20, sandbox=20, setup=10, agent=3, verifier=10)
         task = a_task(timeouts=timeouts)
         async with a_batch(store, task=task, agent=speaker("converse(); import time; time.sleep(60)")) as parts:
-            batch, watched, _ = parts
+            batch, progress, _ = parts
             await batch.pause()
             running = asyncio.create_task(batch.run())
-            await watched.until(lambda rollout: rollout.record.stage == "paused")
+            await progress.until(lambda rollout: rollout.record.stage == "paused")
             await asyncio.sleep(0.5)
             batch.resume()
             return await running
@@ -146,15 +146,15 @@ def test_a_pause_that_is_too_long_ends_the_rollout_with_its_reason(store: Store)
 @pytest.mark.parametrize("way", ["cancel", "abort"])
 def test_a_batch_ends_at_once_in_a_pause(store: Store, way: str) -> None:
     async def body() -> None:
-        async with a_batch(store) as (batch, watched, _):
+        async with a_batch(store) as (batch, progress, _):
             await batch.pause()
             running = asyncio.create_task(batch.run())
-            await watched.until(lambda rollout: rollout.record.stage == "paused")
+            await progress.until(lambda rollout: rollout.record.stage == "paused")
             began = time.monotonic()
             if way == "cancel":
                 running.cancel()
             else:
-                for rollout in watched.rollouts.values():
+                for rollout in progress.rollouts.values():
                     await rollout.abort("enough")
             await asyncio.gather(running, return_exceptions=True)
             assert time.monotonic() - began < 8

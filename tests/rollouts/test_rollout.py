@@ -607,9 +607,9 @@ def test_the_rollouts_key_is_masked_where_an_agent_puts_it(store: Store) -> None
     leak = 'echo "$OPENAI_API_KEY" > "$OPENAI_API_KEY"; ls'
     test = "cat paddock-*; mkdir -p /logs/verifier; cp paddock-* /logs/verifier/reward.txt"
     record = rolled(store, shell(leak), task=a_task(test))
-    kept = store.get(record.rollout_id)
-    assert kept is not None
-    stored = repr(asdict(kept)) + repr(store.events(record.rollout_id))
+    saved = store.get(record.rollout_id)
+    assert saved is not None
+    stored = repr(asdict(saved)) + repr(store.events(record.rollout_id))
     assert "***" in record.verifier_stdout
     assert not re.search(r"paddock-[\w-]{20}", stored.replace("paddock-sb", ""))
 

@@ -159,16 +159,16 @@ def test_calls_that_begin_during_a_scan_share_the_next_one(store: Store) -> None
         record = RolloutRecord("r1", "task", started_at=1.0)
         store.begin(record)
         recorder = RolloutRecorder(store, record, Mask(()), lambda: None)
-        taken = WorkFolderSnapshots(lambda: sandbox, recorder, SnapshotLimits())
+        folder_snapshots = WorkFolderSnapshots(lambda: sandbox, recorder, SnapshotLimits())
         calls = [Call(f"c{number}", number) for number in range(3)]
-        begun = [taken.begin(calls[0])]
+        begun = [folder_snapshots.begin(calls[0])]
         while not sandbox.reads:
             await asyncio.sleep(0)
-        begun += map(taken.begin, calls[1:])
+        begun += map(folder_snapshots.begin, calls[1:])
         sandbox.ready.set()
         await asyncio.gather(*begun)
         for call in calls:
-            await taken.wait_saved(call)
+            await folder_snapshots.wait_saved(call)
         assert sandbox.reads == 2
         assert [(call.snapshot["since"], call.snapshot["count"]) for call in calls] == [
             (None, 1),

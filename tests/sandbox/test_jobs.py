@@ -7,20 +7,20 @@ from paddock.sandbox.jobs import MAX_LINE_BYTES, MOST_UNREAD_BYTES, BoundedOutpu
 
 
 def test_short_output_is_kept_whole() -> None:
-    kept = BoundedOutput(10)
+    output = BoundedOutput(10)
     for piece in (b"abc", b"", b"defghij"):
-        kept.add(piece)
-    assert (kept.value(), kept.truncated) == (b"abcdefghij", False)
+        output.add(piece)
+    assert (output.value(), output.truncated) == (b"abcdefghij", False)
 
 
 def test_the_first_and_the_last_half_are_kept() -> None:
     for size in (1, 3, 7, 1000):
-        kept = BoundedOutput(10)
+        output = BoundedOutput(10)
         data = bytes(range(256)) * 2
         for start in range(0, len(data), size):
-            kept.add(data[start : start + size])
-        assert kept.value() == data[:5] + data[-5:]
-        assert kept.truncated
+            output.add(data[start : start + size])
+        assert output.value() == data[:5] + data[-5:]
+        assert output.truncated
 
 
 def cut(*pieces: bytes) -> list[bytes]:

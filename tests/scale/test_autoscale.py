@@ -8,7 +8,7 @@ def hosts(*sessions: int, capacity: int = 10) -> list[HostLoad]:
     return [HostLoad(f"h{number}", count, capacity) for number, count in enumerate(sessions)]
 
 
-def test_it_grows_when_newcomers_have_waited_a_moment() -> None:
+def test_it_grows_when_new_clients_have_waited_a_moment() -> None:
     scaler = Autoscaler(ScalingPolicy(1, 4, grow_after=0.5))
     assert scaler.decide(0.0, hosts(10), waiting=12) == 1
     assert scaler.decide(0.4, hosts(10), waiting=12) == 1
@@ -29,7 +29,7 @@ def test_it_never_leaves_its_bounds() -> None:
     assert scaler.decide(2, hosts(0, 0, 0), waiting=0) == 2
 
 
-def test_it_shrinks_only_after_a_long_quiet_time() -> None:
+def test_it_shrinks_only_after_a_long_idle_time() -> None:
     scaler = Autoscaler(ScalingPolicy(1, 3, grow_after=0, shrink_after=30))
     scaler.decide(0, hosts(10, 10), waiting=10)
     assert scaler.wanted == 3
@@ -38,7 +38,7 @@ def test_it_shrinks_only_after_a_long_quiet_time() -> None:
     assert scaler.decide(40, hosts(2, 1, 0), waiting=0) == 1
 
 
-def test_a_busy_moment_starts_the_quiet_time_anew() -> None:
+def test_a_busy_moment_starts_the_idle_time_anew() -> None:
     scaler = Autoscaler(ScalingPolicy(1, 2, grow_after=0, shrink_after=30))
     scaler.decide(0, hosts(10), waiting=5)
     scaler.decide(10, hosts(3, 3), waiting=0)

@@ -288,7 +288,7 @@ def test_a_silent_host_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         assert there.gateway.report()["lost_hosts"] == [host.key]
 
 
-def test_sessions_go_on_over_the_death_of_the_gateway() -> None:
+def test_sessions_survive_a_crash_of_the_gateway() -> None:
     with Together(2, 2) as there, client(there, reconnect=Reconnect(within=10)) as one:
         one.reset()
         one.step({"amount": 2})

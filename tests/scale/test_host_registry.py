@@ -21,7 +21,7 @@ def test_the_emptiest_host_is_chosen(clock: FakeClock) -> None:
     assert chosen(registry_of(clock, 1, 3, 2)) == "http://h1"
 
 
-def test_newcomers_are_spread_while_their_slots_are_asked_for(clock: FakeClock) -> None:
+def test_new_clients_are_distributed_while_their_slots_are_requested(clock: FakeClock) -> None:
     registry = registry_of(clock, 2, 2, 2)
     assert {chosen(registry) for _ in range(3)} == {"http://h0", "http://h1", "http://h2"}
 
@@ -92,7 +92,7 @@ def test_silence_is_noticed_and_gone_means_that_it_stayed_away(clock: FakeClock)
     assert registry.lost_hosts() == []
 
 
-def test_a_token_names_the_life_of_its_host() -> None:
+def test_a_token_names_the_incarnation_of_its_host() -> None:
     key = host_key(10, "0123abcd")
     assert key == "00a-0123abcd"
     assert host_key_of(f"{key}-27960756-cbf0-4808-ae53-db14ea56a3b3") == key

@@ -164,7 +164,7 @@ def test_the_reported_place_is_the_one_in_the_whole_queue() -> None:
         assert [places(socket, 1) for socket in sockets[2:]] == [[1], [2]]
 
 
-def test_a_newcomer_does_not_pass_those_who_wait_at_another_gateway() -> None:
+def test_a_new_client_does_not_pass_those_who_wait_at_another_gateway() -> None:
     with Together(2, 1, gateways=2) as there:
         free = full(there)
         first = queued(there, 0)

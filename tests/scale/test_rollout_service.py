@@ -22,7 +22,7 @@ def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     return asyncio.run(asyncio.wait_for(work, 10))
 
 
-def test_a_rollout_is_let_in_once_and_a_stranger_never() -> None:
+def test_a_rollout_is_admitted_once_and_an_unknown_one_never() -> None:
     async def knock() -> None:
         async with RolloutService("127.0.0.1") as service:
             expected, ticket = service.expect("r1"), service.ticket("r1")

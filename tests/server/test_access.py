@@ -35,8 +35,8 @@ WRONG = [
 ]
 
 
-def headers(**given: str | None) -> Any:
-    return {name.replace("_", "-"): value for name, value in given.items()}.get
+def headers(**values: str | None) -> Any:
+    return {name.replace("_", "-"): value for name, value in values.items()}.get
 
 
 def test_an_app_wants_the_token_of_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_a_foreign_page_is_refused_on_every_route(serve_fast: Serve) -> None:
             assert http(method, path, origin=origin).status == 403, (method, path, origin)
 
 
-def test_a_foreign_host_is_refused_on_every_door(serve_fast: Serve) -> None:
+def test_a_foreign_host_is_refused_on_every_transport(serve_fast: Serve) -> None:
     server = serve_fast(Kit)
     http = server.http()
     for method, path in ROUTES:

@@ -65,7 +65,7 @@ def test_reset_goes_on_in_the_same_session(serve_fast: Serve, lives: list[Watche
     assert len(lives) == 1
 
 
-def test_two_episodes_are_strangers(serve_fast: Serve) -> None:
+def test_two_episodes_share_nothing(serve_fast: Serve) -> None:
     http = serve_fast(Adder).http()
     first, second = (http("POST", "/reset").headers["Session-Id"] for _ in range(2))
     http("POST", "/step", {"action": {"amount": 3}}, session_id=first)

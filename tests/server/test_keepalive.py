@@ -51,7 +51,7 @@ def test_others_get_plain_json(
     assert answer.json["result"]["structuredContent"] == {"result": "done"}
 
 
-def test_an_app_that_is_served_again_is_as_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_app_that_is_served_again_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keepalive, "SILENT_SECONDS", 0.02)
     collected: list[Any] = []
 

@@ -99,7 +99,7 @@ def test_an_error_has_its_code_and_keeps_the_id(serve_fast: Serve, document: Any
 
 
 @pytest.mark.parametrize(
-    ("params", "told"),
+    ("params", "data"),
     [
         (call("nope"), {"code": "TOOL_ERROR", "error_type": "tool_not_found"}),
         (call("add"), {"code": "TOOL_ERROR", "error_type": "invalid_args"}),
@@ -107,9 +107,9 @@ def test_an_error_has_its_code_and_keeps_the_id(serve_fast: Serve, document: Any
         ({**call("look"), "session_id": "nope"}, {"code": "SESSION_ERROR", "kind": "not_found"}),
     ],
 )
-def test_the_data_of_an_error_names_it(serve_fast: Serve, params: Any, told: dict[str, str]) -> None:
+def test_the_data_of_an_error_names_it(serve_fast: Serve, params: Any, data: dict[str, str]) -> None:
     error = serve_fast(Kit).http().rpc("tools/call", params)["error"]
-    assert {key: error["data"].get(key) for key in told} == told
+    assert {key: error["data"].get(key) for key in data} == data
 
 
 def test_the_data_of_an_error_names_the_deadline_and_its_effect(serve_fast: Serve) -> None:

@@ -181,8 +181,8 @@ def test_invalid_utf8_in_a_string_ends_the_connection_with_1007(serve: Serve) ->
 @pytest.mark.parametrize("name", ["self", "session_id", "func", "environment", "arguments", "data", "cls"])
 def test_a_reset_argument_may_have_any_name(serve_fast: Serve, name: str) -> None:
     class Greedy(Adder):
-        def reset(self, **given: Any) -> Any:
-            return Did(value=sorted(given))
+        def reset(self, **keywords: Any) -> Any:
+            return Did(value=sorted(keywords))
 
     for make in (Adder, Greedy):
         ws = serve_fast(make).socket()
@@ -382,10 +382,10 @@ class Odd(Scripted):
         return Did(value=values[action.value])
 
 
-@pytest.mark.parametrize(("what", "said"), [("nan", None), ("numpy", {"a": [0, 1, 2], "b": 0.5})])
-def test_odd_values_have_a_json_form(serve_fast: Serve, what: str, said: Any) -> None:
+@pytest.mark.parametrize(("what", "expected"), [("nan", None), ("numpy", {"a": [0, 1, 2], "b": 0.5})])
+def test_odd_values_have_a_json_form(serve_fast: Serve, what: str, expected: Any) -> None:
     answer = serve_fast(Odd).socket().step(value=what)
-    assert answer["data"]["observation"]["value"] == said
+    assert answer["data"]["observation"]["value"] == expected
 
 
 @pytest.mark.parametrize("what", ["bytes", "surrogate", "object"])
@@ -512,7 +512,7 @@ def test_a_client_that_leaves_while_its_session_is_built_leaves_nothing(serve: S
     assert server.socket().step(amount=1)["type"] == "observation"
 
 
-def test_newcomers_wait_in_line_when_the_server_says_so(serve: Serve) -> None:
+def test_new_clients_wait_in_line_when_the_server_says_so(serve: Serve) -> None:
     server = serve(Adder, max_sessions=1, queue_timeout=5)
     first = server.raw()
     first.send(STEP)
@@ -865,7 +865,7 @@ def test_a_hung_step_does_not_keep_the_server_up(serve_fast: Serve, lives: list[
     assert lives[0].closes == 1
 
 
-def test_while_draining_newcomers_are_refused(serve_fast: Serve, lives: list[Watched]) -> None:
+def test_while_draining_new_clients_are_refused(serve_fast: Serve, lives: list[Watched]) -> None:
     server = serve_fast(Scripted, drain_grace=5)
     ws = server.socket()
     ws.send({"type": "step", "data": {"sleep": 1.0}})

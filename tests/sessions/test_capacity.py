@@ -90,7 +90,7 @@ async def test_a_place_is_sent_only_when_it_changes(harness: Any) -> None:
         place.task.cancel()
 
 
-async def test_a_newcomer_does_not_overtake_the_queue(harness: Any) -> None:
+async def test_a_new_client_does_not_overtake_the_queue(harness: Any) -> None:
     one = harness(Adder, max_sessions=1)
     session = await one.manager.open(Origin.SOCKET)
     waiting = Place(one, 60)
@@ -213,7 +213,7 @@ async def test_an_http_episode_gives_way_after_a_minute_without_a_request(harnes
     assert await one.manager.open(Origin.SOCKET)
 
 
-async def test_a_newcomer_waits_for_a_close_that_is_under_way(harness: Any, lives: list[Watched]) -> None:
+async def test_a_new_client_waits_for_a_close_that_is_under_way(harness: Any, lives: list[Watched]) -> None:
     class Slow(Alone):
         def close(self) -> None:
             time.sleep(0.05)

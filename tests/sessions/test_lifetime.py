@@ -407,7 +407,7 @@ async def test_a_step_that_swallows_its_cancellation_does_not_block_for_ever(
 # -- draining -------------------------------------------------------------------------------------
 
 
-async def test_a_draining_server_refuses_newcomers(harness: Any) -> None:
+async def test_a_draining_server_refuses_new_clients(harness: Any) -> None:
     one = harness(Adder)
     await one.drain(1)
     with pytest.raises(ServerDraining):

@@ -327,8 +327,8 @@ async def test_unknown_reset_arguments_are_dropped(harness: Any) -> None:
 
 async def test_a_reset_with_keywords_gets_all_arguments(harness: Any) -> None:
     class Greedy(Adder):
-        def reset(self, **given: Any) -> Any:
-            return Did(value=sorted(given))
+        def reset(self, **keywords: Any) -> Any:
+            return Did(value=sorted(keywords))
 
     one = harness(Greedy)
     session = await one.manager.open(Origin.SOCKET)
@@ -733,7 +733,7 @@ async def test_step_async_wins_over_step_as_in_openenv(harness: Any) -> None:
     class Both(Environment[Script, Did, State]):
         concurrent_sessions = True
 
-        def reset(self, **given: Any) -> Did:
+        def reset(self, **keywords: Any) -> Did:
             return Did()
 
         def step(self, action: Script) -> Did:

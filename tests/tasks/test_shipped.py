@@ -82,8 +82,8 @@ def test_what_the_checks_share_is_the_same_everywhere() -> None:
             == 1
         )
     fix_test = shipped()["fix-test"]
-    given, kept = fix_test / "environment" / "test_intervals.py", fix_test / "tests" / "test_intervals.txt"
-    assert given.read_bytes() == kept.read_bytes()
+    given, receipt = fix_test / "environment" / "test_intervals.py", fix_test / "tests" / "test_intervals.txt"
+    assert given.read_bytes() == receipt.read_bytes()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -228,18 +228,18 @@ def test_arithmetic_in_yet_another_module_is_not_pulled_together(tmp_path: Path)
 
 def test_a_module_that_keeps_its_arithmetic_does_not_count(tmp_path: Path) -> None:
     at = place("refactor", tmp_path)
-    kept = (at.workdir / "receipt.py").read_text()
+    receipt = (at.workdir / "receipt.py").read_text()
     at.solve()
-    at.write("receipt.py", f"from totals import *\nif 0:\n    compute_totals([]), format_money(0)\n{kept}")
+    at.write("receipt.py", f"from totals import *\nif 0:\n    compute_totals([]), format_money(0)\n{receipt}")
     assert at.score() == 0.75
 
 
 def test_a_module_that_replaces_its_source_while_it_runs_does_not_count(tmp_path: Path) -> None:
     at = place("refactor", tmp_path)
-    kept = (at.workdir / "receipt.py").read_text()
+    receipt = (at.workdir / "receipt.py").read_text()
     at.solve()
     solved = (at.workdir / "receipt.py").read_text()
-    at.write("receipt.py", f"{kept}\nopen('receipt.py', 'w').write({solved!r})\n")
+    at.write("receipt.py", f"{receipt}\nopen('receipt.py', 'w').write({solved!r})\n")
     assert at.score() == 0.75
 
 

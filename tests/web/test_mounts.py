@@ -109,7 +109,7 @@ def test_the_server_is_followed_until_it_stops(recorded: Path) -> None:
     asyncio.run(served(recorded, follow))
 
 
-def test_a_draining_server_sends_listeners_home(recorded: Path) -> None:
+def test_a_draining_server_ends_the_streams_of_listeners(recorded: Path) -> None:
     async def follow(browser: Browser, _: Any) -> None:
         async with browser.asking("GET", "/web/api/live") as (_, _, pieces):
             stream = events(pieces)

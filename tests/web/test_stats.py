@@ -42,9 +42,7 @@ def test_rewards_between_have_a_normal_interval() -> None:
     rewards = [0.2, 0.4, 0.9, 0.5]
     mean = sum(rewards) / 4
     spread = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / 3 / 4)
-    assert confidence(sums(*rewards)) == pytest.approx(
-        [mean - 1.95996 * spread, mean + 1.95996 * spread], abs=1e-4
-    )
+    assert confidence(sums(*rewards)) == pytest.approx([mean - 1.95996 * spread, mean + 1.95996 * spread], abs=1e-4)
 
 
 def test_no_interval_without_samples() -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from paddock.fleet.client.task_env import make_fleet_task_env as make_fleet_task_env
     from paddock.fleet.client.tools import FleetMCPTools as FleetMCPTools
 
-_HOMES = {
+_MODULES = {
     "CONTEXT_TOOLS": "paddock.fleet.client.context",
     "CONTEXT_TOOL_NAMES": "paddock.fleet.client.context",
     "CallToolAction": "paddock.fleet.client.models",
@@ -54,5 +54,5 @@ _HOMES = {
     "sweep": "paddock.fleet.client.leases",
     "upload_trace": "paddock.fleet.client.jobs",
 }
-__all__ = list(_HOMES)
-__getattr__, __dir__ = lazy_exports(__name__, _HOMES)
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_exports(__name__, _MODULES)

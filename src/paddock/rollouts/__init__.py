@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paddock.tasks.taskset import TaskSet as TaskSet
     from paddock.tasks.taskset import load_tasks as load_tasks
 
-_HOMES = {
+_MODULES = {
     "BatchResult": "paddock.rollouts.batch",
     "Budget": "paddock.limits",
     "Call": "paddock.capture.trace",
@@ -49,5 +49,5 @@ _HOMES = {
     "run_batch": "paddock.rollouts.api",
     "run_rollout": "paddock.rollouts.api",
 }
-__all__ = list(_HOMES)
-__getattr__, __dir__ = lazy_exports(__name__, _HOMES)
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_exports(__name__, _MODULES)

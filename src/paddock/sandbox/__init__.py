@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paddock.sandbox.orphans import end_orphan as end_orphan
     from paddock.sandbox.orphans import end_remote_orphan as end_remote_orphan
 
-_HOMES = {
+_MODULES = {
     "BACKENDS": "paddock.sandbox.opening",
     "Command": "paddock.sandbox.base",
     "Completed": "paddock.sandbox.base",
@@ -44,5 +44,5 @@ _HOMES = {
     "new_sandbox_id": "paddock.sandbox.opening",
     "open_sandbox": "paddock.sandbox.opening",
 }
-__all__ = [*_HOMES]
-__getattr__, __dir__ = lazy_exports(__name__, _HOMES)
+__all__ = [*_MODULES]
+__getattr__, __dir__ = lazy_exports(__name__, _MODULES)

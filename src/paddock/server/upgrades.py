@@ -105,7 +105,7 @@ class UpgradeRouter(asyncio.Protocol):
         if token and token != "new":
             worker = siblings.owner(token)
             return worker is not None and siblings.hand_over(worker, self._transport, data)
-        worker = siblings.best_for_newcomer()
+        worker = siblings.best_for_new_client()
         path = data.split(b" ", 2)[1].partition(b"?")[0].decode("latin-1")
         return worker is not None and siblings.offer(worker, self._transport, data, lambda: self._serve(path, data))
 

@@ -212,7 +212,7 @@ class SiblingWorkers:
         # The sessions of a worker that was given up are lost, and any worker may answer so.
         return None if self.table.get(worker, GIVEN_UP) else worker
 
-    def best_for_newcomer(self) -> int | None:
+    def best_for_new_client(self) -> int | None:
         """The worker with the lowest load; None if it is this one."""
         loads = [(self.table.get(w, SLOTS_IN_USE), self.table.get(w, SOCKETS)) for w in range(self.table.workers)]
         responsive = [w for w in range(self.table.workers) if w == self.number or self.table.is_responsive(w)]

@@ -111,7 +111,7 @@ class Slots:
         ticket = self._count.new_ticket() if ticket is None else ticket
         waiter = Waiter(ticket, self._clock() + seconds, on_place, owner)
         self._queue.join(waiter)
-        self._places.notify_newcomer(waiter)
+        self._places.notify_new_waiter(waiter)
         self._publish()
         try:
             await waiter.admitted
@@ -366,7 +366,7 @@ class PlaceNotices:
         self._timer: asyncio.TimerHandle | None = None
         self._is_notifying = False
 
-    def notify_newcomer(self, waiter: Waiter) -> None:
+    def notify_new_waiter(self, waiter: Waiter) -> None:
         """Tell a client that has just joined its place."""
         if waiter.on_place is not None and self._queue.is_last(waiter):
             self._notify_one(waiter, len(self._queue))

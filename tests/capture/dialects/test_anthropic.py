@@ -20,7 +20,7 @@ def chat(*messages: Any, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("system", "told"),
+    ("system", "text"),
     [
         ("be good", "be good"),
         (
@@ -30,8 +30,8 @@ def chat(*messages: Any, **more: Any) -> dict[str, Any]:
         ([{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "b"}], "b"),
     ],
 )
-def test_a_system_prompt_comes_first(system: Any, told: str) -> None:
-    assert chat(USER, system=system)["messages"] == [{"role": "system", "content": told}, USER]
+def test_a_system_prompt_comes_first(system: Any, text: str) -> None:
+    assert chat(USER, system=system)["messages"] == [{"role": "system", "content": text}, USER]
 
 
 def test_a_later_system_message_is_the_users() -> None:

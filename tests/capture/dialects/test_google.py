@@ -62,7 +62,7 @@ def test_calls_without_ids_find_their_results() -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "told"),
+    ("response", "expected"),
     [
         ({"output": "text"}, "text"),
         ({"error": "bad"}, "bad"),
@@ -71,12 +71,12 @@ def test_calls_without_ids_find_their_results() -> None:
         (None, "null"),
     ],
 )
-def test_what_a_function_gave_back(response: Any, told: str) -> None:
+def test_what_a_function_gave_back(response: Any, expected: str) -> None:
     result = {"functionResponse": {"id": "c", "name": "f", "response": response}}
     assert chat(USER, {"role": "function", "parts": [result]})["messages"][1] == {
         "role": "tool",
         "tool_call_id": "c",
-        "content": told,
+        "content": expected,
     }
 
 

@@ -19,8 +19,8 @@ SPAWN = {"type": "function", "name": "spawn", "parameters": {"type": "object"}}
 SPACE = {"type": "namespace", "name": "agents", "description": "", "tools": [SPAWN]}
 
 
-def chat(given: Any, **more: Any) -> dict[str, Any]:
-    return chat_of("responses", {"model": "m", "input": given, **more})
+def chat(entries: Any, **more: Any) -> dict[str, Any]:
+    return chat_of("responses", {"model": "m", "input": entries, **more})
 
 
 def names(made: dict[str, Any]) -> list[str]:
@@ -81,10 +81,10 @@ def test_pictures_of_the_user_and_of_tools() -> None:
     ]
 
 
-@pytest.mark.parametrize("kept", ["content", "encrypted_content"])
-def test_a_thought_comes_back_in_either_place(kept: str) -> None:
+@pytest.mark.parametrize("field", ["content", "encrypted_content"])
+def test_a_thought_comes_back_in_either_place(field: str) -> None:
     parsed = json.loads(make_writer("responses").write_document(document(reasoning_content="hm ä", content="a")))
-    item = {"type": "reasoning", "summary": [], kept: parsed["output"][0][kept]}
+    item = {"type": "reasoning", "summary": [], field: parsed["output"][0][field]}
     assert chat([USER, item])["messages"][1]["reasoning_content"] == "hm ä"
 
 
@@ -182,9 +182,9 @@ def test_allowed_tools_are_all_there_are() -> None:
     assert names(chat("x", tools=[SPAWN, PATCH], tool_choice=choice)) == ["spawn"]
 
 
-@pytest.mark.parametrize(("effort", "told"), [("low", "low"), ("xhigh", None), (None, None)])
-def test_an_effort_that_every_engine_knows_is_passed_on(effort: str | None, told: str | None) -> None:
-    assert chat("x", reasoning={"effort": effort, "summary": "auto"}).get("reasoning_effort") == told
+@pytest.mark.parametrize(("effort", "level"), [("low", "low"), ("xhigh", None), (None, None)])
+def test_an_effort_that_every_engine_knows_is_passed_on(effort: str | None, level: str | None) -> None:
+    assert chat("x", reasoning={"effort": effort, "summary": "auto"}).get("reasoning_effort") == level
 
 
 def test_no_effort_turns_thinking_off() -> None:

@@ -77,9 +77,9 @@ def test_calls_at_the_same_time_keep_their_conversations() -> None:
             starts = [[{"role": "system", "content": f"You are helper {number}."}, USER] for number in range(4)]
             await asyncio.gather(*(proxy.chat(messages=each) for each in starts))
             await proxy.wait_until(lambda: len(proxy.recorded) == 4)
-            found = {call.request["messages"][0]["content"]: call for call in proxy.capture.calls}
+            calls_by_prompt = {call.request["messages"][0]["content"]: call for call in proxy.capture.calls}
             for start in starts:
-                first = found[str(start[0]["content"])]
+                first = calls_by_prompt[str(start[0]["content"])]
                 assert continues(await send(proxy, [*start, first.message, USER]), first)
 
     run(body())

@@ -21,13 +21,13 @@ def show(rendering: Rendering, text: str) -> list[tuple[str, str]]:
     """What is shown after each token."""
     prompt = rendering.render([{"role": "user", "content": "Go."}], TOOLS)
     stream = ReplyStream(rendering, prompt, TOOLS)
-    shown = []
+    texts = []
     for token in sample(text + "<|im_end|>"):
         if stream.feed([token]):
             stream.parse()
-        shown.append(stream.visible)
+        texts.append(stream.visible)
     stream.finish(rendering.parse(stream.ids, prompt, TOOLS))
-    return [*shown, stream.visible]
+    return [*texts, stream.visible]
 
 
 def test_text_flows_and_a_tool_call_is_never_shown(rendering: Rendering) -> None:

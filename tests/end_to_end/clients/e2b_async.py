@@ -17,8 +17,8 @@ async def caught(work: Any) -> list[str]:
 
 async def commands(sandbox: AsyncSandbox) -> Any:
     run = sandbox.commands.run
-    heard: list[str] = []
-    done = await run("echo one; sleep 0.1; echo two >&2", on_stdout=heard.append, on_stderr=heard.append)
+    received: list[str] = []
+    done = await run("echo one; sleep 0.1; echo two >&2", on_stdout=received.append, on_stderr=received.append)
     fed = await run("cat; exit 5", background=True, stdin=True)
     async with sandbox.commands.stream_input(fed.pid) as line:
         await line.send("in order ")
@@ -33,7 +33,7 @@ async def commands(sandbox: AsyncSandbox) -> Any:
     await left.disconnect()
     again = await sandbox.commands.connect(left.pid)
     return {
-        "heard": heard,
+        "heard": received,
         "done": done.exit_code,
         "fed": ended,
         "together": [one.stdout.strip() for one in together],

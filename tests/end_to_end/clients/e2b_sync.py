@@ -28,15 +28,15 @@ def commands(sandbox: Sandbox) -> Any:
         run("echo out; exit 3")
     except CommandExitException as error:
         failed = [error.exit_code, error.stdout]
-    heard: list[str] = []
-    run("echo one; echo two", on_stdout=heard.append)
+    received: list[str] = []
+    run("echo one; echo two", on_stdout=received.append)
     began = time.monotonic()
     late = caught(lambda: run("echo $$ > late; exec sleep 30", timeout=0.5))
     still = run("until ! kill -0 $(cat late) 2>/dev/null; do sleep 0.02; done; echo gone", timeout=5).stdout
     return {
         "done": [done.stdout, done.stderr, done.exit_code],
         "failed": failed,
-        "heard": "".join(heard),
+        "heard": "".join(received),
         "late": [late[0], time.monotonic() - began < 5, still],
         "env": run("echo $A $PWD", envs={"A": "b"}, cwd="/tmp").stdout.split()[0],
         "no_cwd": caught(lambda: run("true", cwd="/not/there"))[0],

@@ -76,10 +76,10 @@ RESPONSES_TOOLS: Any = [
 ]
 
 
-def responses_say(client: openai.OpenAI, given: Any, stream: bool, **more: Any) -> Any:
+def responses_say(client: openai.OpenAI, entries: Any, stream: bool, **more: Any) -> Any:
     if not stream:
-        return client.responses.create(model="m", input=given, tools=RESPONSES_TOOLS, **more)
-    with client.responses.stream(model="m", input=given, tools=RESPONSES_TOOLS, **more) as events:
+        return client.responses.create(model="m", input=entries, tools=RESPONSES_TOOLS, **more)
+    with client.responses.stream(model="m", input=entries, tools=RESPONSES_TOOLS, **more) as events:
         for _ in events:
             pass
         return events.get_final_response()

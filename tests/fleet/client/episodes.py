@@ -11,7 +11,7 @@ from .plane import KEY, LabPlane
 VERIFIER = "def verify(env, final_answer=None):\n    return 1.0 if 'hello' in env.rows else 0.0\n"
 
 
-class Heard:
+class EventRecorder:
     """All events, in order."""
 
     def __init__(self) -> None:
@@ -40,10 +40,10 @@ def task(**more: Any) -> dict[str, Any]:
 
 
 def env_on(
-    plane: LabPlane, heard: Heard | None = None, config: dict[str, Any] | None = None, **options: Any
+    plane: LabPlane, recorder: EventRecorder | None = None, config: dict[str, Any] | None = None, **options: Any
 ) -> FleetTaskEnv:
-    if heard is not None:
-        options["bus"] = heard.bus
+    if recorder is not None:
+        options["bus"] = recorder.bus
     return FleetTaskEnv(config or task(), KEY, base_url=plane.url, **options)
 
 

@@ -22,7 +22,7 @@ from paddock.fleet.client.errors import (
 )
 from paddock.fleet.client.tasks import ComputerToolMissing
 
-from .episodes import VERIFIER, Heard, env_on, play, task
+from .episodes import VERIFIER, EventRecorder, env_on, play, task
 from .plane import COMPUTER, KEY, SHOW, LabPlane, lab
 
 DETERMINISTIC = "def verify(env):\n    raise KeyError('rows')\n"
@@ -48,15 +48,15 @@ def with_tools(plane: LabPlane, work: Callable[[FleetMCPTools], Awaitable[Any]],
     return asyncio.run(main())
 
 
-def graded(plane: LabPlane, source: str | None, **more: Any) -> tuple[float | None, dict[str, Any], Heard]:
-    heard = Heard()
+def graded(plane: LabPlane, source: str | None, **more: Any) -> tuple[float | None, dict[str, Any], EventRecorder]:
+    recorder = EventRecorder()
 
     async def main() -> tuple[float | None, dict[str, Any]]:
-        async with env_on(plane, heard, task(verifier_code=source, **more), verifier_timeout_s=5.0) as env:
+        async with env_on(plane, recorder, task(verifier_code=source, **more), verifier_timeout_s=5.0) as env:
             return await play(env, "hello")
 
     reward, info = asyncio.run(main())
-    return reward, info, heard
+    return reward, info, recorder
 
 
 def test_01_every_instance_is_ended_exactly_once() -> None:
@@ -272,15 +272,15 @@ def test_08_making_an_instance_does_not_block_the_loop() -> None:
 )
 def test_09_a_transient_create_failure_is_retried(fault: dict[str, Any], creates: int) -> None:
     async def main(plane: LabPlane) -> None:
-        orchestrator, _ = await made(plane, bus=heard.bus)
+        orchestrator, _ = await made(plane, bus=recorder.bus)
         await orchestrator.close_async()
 
-    heard = Heard()
+    recorder = EventRecorder()
     with lab() as plane:
         plane.fail("POST", "/v1/env/instances", times=2, **fault)
         asyncio.run(main(plane))
         assert plane.count("POST", "/v1/env/instances$") == creates
-        assert heard.count("fleet_make_retry") == 2
+        assert recorder.count("fleet_make_retry") == 2
 
 
 @pytest.mark.parametrize(
@@ -386,10 +386,10 @@ def test_12_a_failed_endpoint_is_retried_while_another_has_tools() -> None:
 
 
 def test_12_tools_that_are_incomplete_are_reported_or_refused() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def work(tools: FleetMCPTools) -> None:
-        tools.bus = heard.bus
+        tools.bus = recorder.bus
         assert len((await tools.list_tools()).tools) == 1
         tools.on_partial = "error"
         with pytest.raises(ToolsUnavailable, match="incomplete"):
@@ -398,7 +398,7 @@ def test_12_tools_that_are_incomplete_are_reported_or_refused() -> None:
     with lab(aggregator_tools=[COMPUTER]) as plane:
         plane.fail("POST", r"/\w+-\w+/mcp", 502, times=-1)
         with_tools(plane, work, partial_wait_s=0.2)
-    assert heard.count("fleet_list_tools_partial") == 2
+    assert recorder.count("fleet_list_tools_partial") == 2
 
 
 def test_12_the_tools_that_are_wanted_are_waited_for() -> None:
@@ -427,18 +427,18 @@ def test_13_an_unknown_grade_is_none_with_its_reason(source: str | None, fault: 
     with lab() as plane:
         if fault is not None:
             plane.fail("POST", "/v1/verifiers/execute", fault, times=-1)
-        reward, info, heard = graded(plane, source)
+        reward, info, recorder = graded(plane, source)
     assert reward is None
     assert info["failure_reason"] == reason
-    assert [event.failure_reason for event in heard.completed] == [reason]
+    assert [event.failure_reason for event in recorder.completed] == [reason]
 
 
 def test_13_a_real_zero_stays_zero() -> None:
     with lab() as plane:
-        reward, info, heard = graded(plane, "def verify(env):\n    return 0\n")
+        reward, info, recorder = graded(plane, "def verify(env):\n    return 0\n")
     assert reward == 0.0
     assert info["failure_reason"] is None
-    assert heard.completed[0].reward == 0.0
+    assert recorder.completed[0].reward == 0.0
 
 
 def test_14_a_verifier_with_a_bug_runs_once() -> None:
@@ -524,10 +524,10 @@ def test_17_the_sync_methods_work_from_several_threads_and_inside_a_loop() -> No
 
 
 def test_18_a_reset_that_hangs_is_not_fatal_and_not_silent() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def main(plane: LabPlane) -> dict[str, Any]:
-        async with env_on(plane, heard, reset_timeout_s=0.2) as env:
+        async with env_on(plane, recorder, reset_timeout_s=0.2) as env:
             began = time.monotonic()
             await env.reset_async()
             assert time.monotonic() - began < 0.8
@@ -536,7 +536,7 @@ def test_18_a_reset_that_hangs_is_not_fatal_and_not_silent() -> None:
     with lab() as plane:
         plane.fail("POST", "/reset", hang=True, times=-1)
         assert "env_reset_failed" in asyncio.run(main(plane))
-    assert heard.count("fleet_env_reset_failed") == 1
+    assert recorder.count("fleet_env_reset_failed") == 1
 
 
 def test_18_a_gated_instance_is_opened_with_the_runner_token() -> None:
@@ -551,10 +551,10 @@ def test_18_a_gated_instance_is_opened_with_the_runner_token() -> None:
 
 
 def test_19_an_instance_that_ends_mid_episode_ends_the_episode() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def main(plane: LabPlane) -> None:
-        async with env_on(plane, heard) as env:
+        async with env_on(plane, recorder) as env:
             await env.reset_async()
             plane.box.status = "stopped"
             began = time.monotonic()
@@ -566,7 +566,7 @@ def test_19_an_instance_that_ends_mid_episode_ends_the_episode() -> None:
     with lab() as plane:
         asyncio.run(main(plane))
         assert plane.verifier_runs == 0
-    assert [event.reason for event in heard.completed] == ["instance_expired"]
+    assert [event.reason for event in recorder.completed] == ["instance_expired"]
 
 
 def test_19_heartbeats_are_sent_where_the_plane_asks_for_them() -> None:
@@ -598,25 +598,25 @@ def test_20_closing_twice_or_too_late_is_no_error(ended_before: bool, caplog: py
 
 
 def test_21_resetting_twice_completes_both_rollouts() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def main(plane: LabPlane) -> None:
-        async with env_on(plane, heard) as env:
+        async with env_on(plane, recorder) as env:
             await env.reset_async()
             await env.reset_async()
 
     with lab() as plane:
         asyncio.run(main(plane))
         assert len(plane.boxes) == 1
-    assert heard.is_balanced
-    assert [event.reason for event in heard.completed] == ["abandoned", "closed"]
+    assert recorder.is_balanced
+    assert [event.reason for event in recorder.completed] == ["abandoned", "closed"]
 
 
 def test_22_two_environments_do_not_mix_their_attributes() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def main(plane: LabPlane) -> None:
-        envs = [env_on(plane, heard, task(task_key=key, env_key=key)) for key in ("one", "two")]
+        envs = [env_on(plane, recorder, task(task_key=key, env_key=key)) for key in ("one", "two")]
         for env in envs:
             await env.reset_async()
         await envs[0].close_async()
@@ -625,31 +625,31 @@ def test_22_two_environments_do_not_mix_their_attributes() -> None:
 
     with lab() as plane:
         asyncio.run(main(plane))
-    reply = [(event.name, event.context.task_key) for event in heard.events]
+    reply = [(event.name, event.context.task_key) for event in recorder.events]
     assert ("fleet_mcp_tool_error", "two") in reply
-    assert all(event.context.task_key == event.context.env_key for event in heard.events)
+    assert all(event.context.task_key == event.context.env_key for event in recorder.events)
     assert len([name for name in reply if name == ("fleet_rollout_completed", "one")]) == 1
 
 
 def test_23_a_failure_to_make_is_a_rollout_that_failed() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
     with lab() as plane:
         plane.fail("POST", "/v1/env/instances", 400, times=-1)
         with pytest.raises(ProvisioningFailed):
-            asyncio.run(env_on(plane, heard).reset_async())
-    names = [event.name for event in heard.events]
+            asyncio.run(env_on(plane, recorder).reset_async())
+    names = [event.name for event in recorder.events]
     assert names == ["fleet_rollout_started", "fleet_make_failed", "fleet_rollout_completed"]
-    assert heard.completed[0].failure_reason == "init_error"
-    assert heard.completed[0].reward is None
+    assert recorder.completed[0].failure_reason == "init_error"
+    assert recorder.completed[0].reward is None
 
 
 def test_24_a_screen_task_without_a_screen_fails_with_the_names() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
     with lab(aggregator_tools=[SHOW]) as plane:
         with pytest.raises(ComputerToolMissing, match="show"):
-            asyncio.run(env_on(plane, heard, task(task_modality="computer_use")).reset_async())
+            asyncio.run(env_on(plane, recorder, task(task_modality="computer_use")).reset_async())
         assert plane.running == []
-    assert [event.reason for event in heard.completed] == ["computer_tool_missing"]
+    assert [event.reason for event in recorder.completed] == ["computer_tool_missing"]
 
 
 @pytest.mark.parametrize(
@@ -666,10 +666,10 @@ def test_24_each_modality_gets_its_own_tools(modality: str, names: set[str]) -> 
 
 @pytest.mark.parametrize("how", ["null", "500", "fine"])
 def test_25_a_screenshot_that_fails_is_a_notice(how: str) -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def main(plane: LabPlane) -> list[dict[str, Any]]:
-        async with env_on(plane, heard, task(task_modality="computer_use")) as env:
+        async with env_on(plane, recorder, task(task_modality="computer_use")) as env:
             return list((await env.reset_async())["initial_screenshot"])
 
     with lab(aggregator_tools=[COMPUTER], image=None if how == "null" else "AAAA") as plane:
@@ -677,14 +677,14 @@ def test_25_a_screenshot_that_fails_is_a_notice(how: str) -> None:
             plane.fail("POST", "mcp", 500, rpc="tools/call")
         kinds = [part["type"] for part in asyncio.run(main(plane))]
     assert kinds == (["text", "image_url"] if how == "fine" else ["text"])
-    assert heard.count("fleet_screenshot_failed") == (how != "fine")
+    assert recorder.count("fleet_screenshot_failed") == (how != "fine")
 
 
 def test_26_parallel_creates_are_limited() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def main(plane: LabPlane) -> None:
-        result = await asyncio.gather(*(made(plane, bus=heard.bus) for _ in range(96)))
+        result = await asyncio.gather(*(made(plane, bus=recorder.bus) for _ in range(96)))
         await asyncio.gather(*(orchestrator.close_async() for orchestrator, _ in result))
 
     with lab(create_seconds=0.1) as plane:
@@ -692,7 +692,7 @@ def test_26_parallel_creates_are_limited() -> None:
         assert len(plane.boxes) == 96
         assert plane.most_creates <= 64
         assert plane.running == []
-    assert heard.count("fleet_provisioning_completed") == 96
+    assert recorder.count("fleet_provisioning_completed") == 96
 
 
 def test_27_a_whole_episode_runs() -> None:
@@ -725,10 +725,10 @@ def test_29_nothing_is_imported_that_is_not_installed() -> None:
 
 
 def test_30_the_trajectory_has_a_deadline() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def main(plane: LabPlane) -> None:
-        async with env_on(plane, heard, trajectory_timeout_s=0.4) as env:
+        async with env_on(plane, recorder, trajectory_timeout_s=0.4) as env:
             await env.reset_async()
             plane.fail("POST", "mcp", hang=True, times=-1)
             began = time.monotonic()
@@ -739,14 +739,14 @@ def test_30_the_trajectory_has_a_deadline() -> None:
     with lab() as plane:
         asyncio.run(main(plane))
         assert plane.running == []
-    assert [event.reason for event in heard.completed] == ["trajectory_timeout"]
+    assert [event.reason for event in recorder.completed] == ["trajectory_timeout"]
 
 
 def test_30_an_exception_mid_episode_still_closes() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def main(plane: LabPlane) -> None:
-        async with env_on(plane, heard) as env:
+        async with env_on(plane, recorder) as env:
             await env.reset_async()
             raise RuntimeError("the model broke")
 
@@ -754,7 +754,7 @@ def test_30_an_exception_mid_episode_still_closes() -> None:
         with pytest.raises(RuntimeError, match="the model broke"):
             asyncio.run(main(plane))
         assert plane.running == []
-    assert heard.is_balanced
+    assert recorder.is_balanced
 
 
 def test_31_the_task_stays_when_old_turns_are_dropped() -> None:

@@ -30,7 +30,7 @@ def test_the_entry_point_is_found(source: str, named: str | None, name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("source", "named", "said"),
+    ("source", "named", "message"),
     [
         ("def one(env): ...\ndef two(env): ...", None, "one, two"),
         ("x = 1", None, "no function"),
@@ -38,8 +38,8 @@ def test_the_entry_point_is_found(source: str, named: str | None, name: str) -> 
         ("def verify(env): ...", "other", "other"),
     ],
 )
-def test_an_entry_point_that_is_not_clear_is_refused(source: str, named: str | None, said: str) -> None:
-    with pytest.raises(VerifierInvalid, match=said):
+def test_an_entry_point_that_is_not_clear_is_refused(source: str, named: str | None, message: str) -> None:
+    with pytest.raises(VerifierInvalid, match=message):
         find_entry_point(source, named)
 
 

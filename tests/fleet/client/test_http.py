@@ -7,7 +7,7 @@ import pytest
 
 from paddock.fleet.client.errors import ProtocolError, RequestRefused
 
-from .episodes import Heard, env_on, play
+from .episodes import EventRecorder, env_on, play
 from .plane import LabPlane, lab
 from .test_faults import made
 
@@ -24,18 +24,18 @@ UNCONFIRMED = [
 @pytest.mark.parametrize("body", [REFUSED, *UNCONFIRMED])
 def test_a_used_instance_that_was_not_reset_is_replaced(body: Any) -> None:
     async def main(plane: LabPlane) -> None:
-        async with env_on(plane, heard) as env:
+        async with env_on(plane, recorder) as env:
             assert (await play(env, "hello"))[0] == 1.0
             plane.fail("POST", "/reset", 200, body=body)
             reward, _ = await play(env)
             assert reward == 0.0
 
-    heard = Heard()
+    recorder = EventRecorder()
     with lab() as plane:
         asyncio.run(main(plane))
         assert len(plane.boxes) == 2
         assert plane.running == []
-        assert heard.count("fleet_env_reset_failed") == 1
+        assert recorder.count("fleet_env_reset_failed") == 1
 
 
 def test_a_refusal_without_a_reason_says_that() -> None:

@@ -23,7 +23,7 @@ from paddock.fleet.client.settings import PlaneAddress
 from paddock.fleet.run import sweep as sweep_batch
 from paddock.retry import Backoff
 
-from .episodes import Heard, env_on
+from .episodes import EventRecorder, env_on
 from .plane import KEY, LabPlane, lab
 from .test_faults import made
 
@@ -233,13 +233,13 @@ def test_closing_sweeping_and_exiting_wait_once_all_together(monkeypatch: pytest
 
 def test_closing_waits_a_few_seconds_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        orchestrator, _ = await made(plane, bus=heard.bus)
+        orchestrator, _ = await made(plane, bus=recorder.bus)
         await orchestrator.close_async()
-        assert heard.count("fleet_close_failed") == 1
+        assert recorder.count("fleet_close_failed") == 1
         plane.heal()
         await asyncio.to_thread(wait_until, lambda: not plane.running)
 
-    heard = Heard()
+    recorder = EventRecorder()
     monkeypatch.setattr("paddock.fleet.client.leases.GRACE_SECONDS", 0.2)
     with lab() as plane:
         plane.fail("DELETE", "/v1/env/instances/", 500, times=-1)
@@ -359,7 +359,7 @@ def test_at_the_limit_creates_wait_their_turn_in_order() -> None:
 
     async def episode(number: int) -> None:
         await asyncio.sleep(number * 0.02)
-        async with env_on(plane, heard) as env:
+        async with env_on(plane, recorder) as env:
             await env.reset_async()
             order.append(number)
             await asyncio.sleep(0.1)
@@ -368,13 +368,13 @@ def test_at_the_limit_creates_wait_their_turn_in_order() -> None:
     async def main() -> None:
         await asyncio.gather(*(episode(number) for number in range(5)))
 
-    heard = Heard()
+    recorder = EventRecorder()
     with lab(limit=1) as plane:
         asyncio.run(main())
         assert plane.running == []
     assert order == sorted(order)
-    assert heard.count("fleet_make_waiting") > 0
-    assert heard.is_balanced
+    assert recorder.count("fleet_make_waiting") > 0
+    assert recorder.is_balanced
 
 
 def test_waiting_for_a_slot_has_a_deadline() -> None:

@@ -12,7 +12,7 @@ import pytest
 from paddock.fleet import FleetTaskEnv, close_all
 from paddock.fleet.client.errors import EpisodeState, PaddockError
 
-from .episodes import Heard, env_on, task
+from .episodes import EventRecorder, env_on, task
 from .plane import COMPUTER, LabPlane, lab
 
 FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -33,9 +33,9 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def settled(plane: LabPlane, heard: Heard) -> None:
-    assert heard.is_balanced, heard.names
-    assert all(isinstance(event.reason, str) and event.reason for event in heard.completed)
+def settled(plane: LabPlane, recorder: EventRecorder) -> None:
+    assert recorder.is_balanced, recorder.names
+    assert all(isinstance(event.reason, str) and event.reason for event in recorder.completed)
     assert plane.running == []
 
 
@@ -52,11 +52,11 @@ async def episode(env: FleetTaskEnv, steps: int = 2) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_ends_in_one_completion(name: str) -> None:
     method, path, how = FAULTS[name]
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def main(plane: LabPlane) -> None:
         with contextlib.suppress(PaddockError):
-            await episode(env_on(plane, heard))
+            await episode(env_on(plane, recorder))
         await close_all()
 
     with lab() as plane:
@@ -64,14 +64,14 @@ def test_every_fault_ends_in_one_completion(name: str) -> None:
         asyncio.run(main(plane))
         if name == "close 404":
             plane.box.status = "stopped"
-        settled(plane, heard)
+        settled(plane, recorder)
 
 
 def test_a_cancellation_at_any_moment_ends_in_one_completion() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def cancelled(plane: LabPlane, seconds: float) -> None:
-        running = asyncio.ensure_future(episode(env_on(plane, heard), 4))
+        running = asyncio.ensure_future(episode(env_on(plane, recorder), 4))
         await asyncio.sleep(seconds)
         running.cancel()
         await asyncio.wait([running])
@@ -82,32 +82,32 @@ def test_a_cancellation_at_any_moment_ends_in_one_completion() -> None:
 
     with lab(create_seconds=0.03) as plane:
         asyncio.run(main(plane))
-        settled(plane, heard)
-    reasons = {event.reason for event in heard.completed}
+        settled(plane, recorder)
+    reasons = {event.reason for event in recorder.completed}
     assert "cancelled" in reasons
 
 
 def test_an_environment_that_is_garbage_collected_abandons_its_episode() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def main(plane: LabPlane) -> None:
-        env = env_on(plane, heard)
+        env = env_on(plane, recorder)
         await env.reset_async()
         del env
         gc.collect()
-        assert [event.reason for event in heard.completed] == ["abandoned"]
+        assert [event.reason for event in recorder.completed] == ["abandoned"]
         await close_all()
 
     with lab() as plane:
         asyncio.run(main(plane))
-        settled(plane, heard)
+        settled(plane, recorder)
 
 
 def test_closing_grades_an_unfinished_episode() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def main(plane: LabPlane) -> float | None:
-        env = env_on(plane, heard)
+        env = env_on(plane, recorder)
         await env.reset_async()
         await env.step_async({"tool": "add", "params": {"text": "hello"}})
         await env.close_async()
@@ -116,15 +116,15 @@ def test_closing_grades_an_unfinished_episode() -> None:
 
     with lab() as plane:
         assert asyncio.run(main(plane)) == 1.0
-        settled(plane, heard)
-    assert heard.completed[0].reward == 1.0
+        settled(plane, recorder)
+    assert recorder.completed[0].reward == 1.0
 
 
 def test_an_environment_can_be_used_again_after_it_was_closed() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def main(plane: LabPlane) -> None:
-        env = env_on(plane, heard)
+        env = env_on(plane, recorder)
         await episode(env)
         with pytest.raises(EpisodeState):
             await env.step_async({"tool": "show"})
@@ -133,14 +133,14 @@ def test_an_environment_can_be_used_again_after_it_was_closed() -> None:
     with lab() as plane:
         asyncio.run(main(plane))
         assert len(plane.boxes) == 2
-        settled(plane, heard)
+        settled(plane, recorder)
 
 
 def test_a_used_instance_that_cannot_be_reset_is_replaced() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def main(plane: LabPlane) -> None:
-        async with env_on(plane, heard) as env:
+        async with env_on(plane, recorder) as env:
             await env.reset_async()
             await env.step_async({"tool": "add", "params": {"text": "dirt"}})
             plane.fail("POST", "/reset", 500, times=3)
@@ -152,30 +152,30 @@ def test_a_used_instance_that_cannot_be_reset_is_replaced() -> None:
     with lab() as plane:
         asyncio.run(main(plane))
         assert len(plane.boxes) == 2
-        settled(plane, heard)
+        settled(plane, recorder)
 
 
 def test_each_call_may_have_a_loop_of_its_own() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
     with lab() as plane:
-        env = env_on(plane, heard)
+        env = env_on(plane, recorder)
         asyncio.run(env.reset_async())
         asyncio.run(env.step_async({"tool": "add", "params": {"text": "hello"}}))
         _, reward, _, _ = asyncio.run(env.step_async({"done": True}))
         asyncio.run(env.close_async())
         assert reward == 1.0
-        settled(plane, heard)
+        settled(plane, recorder)
 
 
 def test_the_sync_methods_play_a_whole_episode() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
     with lab() as plane:
-        with env_on(plane, heard) as env:
+        with env_on(plane, recorder) as env:
             assert env.reset()["step"] == 0
             observation, reward, done, info = env.step({"tool": "add", "params": {"text": "hello"}})
             assert (observation["observation"], reward, done, info["step"]) == ({"rows": 1}, 0.0, False, 1)
             assert env.step({"done": True})[1:3] == (1.0, True)
-        settled(plane, heard)
+        settled(plane, recorder)
 
 
 def test_the_last_step_is_graded() -> None:
@@ -223,12 +223,12 @@ def test_log_lines_name_the_environment_and_the_step(caplog: pytest.LogCaptureFi
 def test_many_episodes_with_faults_of_every_kind_leave_nothing_behind() -> None:
     """Two hundred at once, and one request in twenty goes wrong in some way."""
     chance = random.Random(7)
-    heard = Heard()
+    recorder = EventRecorder()
     outcomes: list[str] = []
 
     async def one(plane: LabPlane) -> None:
         try:
-            await episode(env_on(plane, heard, verifier_timeout_s=20.0))
+            await episode(env_on(plane, recorder, verifier_timeout_s=20.0))
             outcomes.append("played")
         except PaddockError as error:
             outcomes.append(type(error).__name__)
@@ -247,7 +247,7 @@ def test_many_episodes_with_faults_of_every_kind_leave_nothing_behind() -> None:
         for box in plane.running:
             # A DELETE that was answered with 404 on purpose ends nothing.
             box.status = "stopped"
-        settled(plane, heard)
+        settled(plane, recorder)
     assert len(outcomes) == 200
     assert outcomes.count("played") > 150
     assert threading.active_count() == threads

@@ -56,7 +56,7 @@ def test_results_become_values(result: dict[str, Any], value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ({"error": "x"}, "x"),
         ({"error": None}, None),
@@ -68,8 +68,8 @@ def test_results_become_values(result: dict[str, Any], value: Any) -> None:
         ([], None),
     ],
 )
-def test_an_error_in_a_value_is_recognised(value: Any, said: str | None) -> None:
-    assert find_error(value) == said
+def test_an_error_in_a_value_is_recognised(value: Any, message: str | None) -> None:
+    assert find_error(value) == message
 
 
 def test_references_are_written_out_and_nothing_is_lost() -> None:

@@ -8,7 +8,7 @@ from paddock.errors import ConfigError
 from paddock.fleet import FleetMCPTools
 from paddock.fleet.client.errors import ToolsUnavailable, UnknownTool
 
-from .episodes import Heard
+from .episodes import EventRecorder
 from .plane import KEY, LabPlane, lab, tool
 from .test_faults import made
 
@@ -31,23 +31,23 @@ async def names(tools: FleetMCPTools) -> list[str]:
 
 
 def test_on_a_name_collision_the_first_is_used_and_reported_once() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def work(tools: FleetMCPTools) -> list[str]:
         await names(tools)
         return await names(tools)
 
     with lab(aggregator_tools=TWICE) as plane:
-        assert on(plane, work, bus=heard.bus) == ["add", "show", "fail", "put", "extra"]
-    collisions = [event for event in heard.events if event.name == "fleet_tool_collision"]
+        assert on(plane, work, bus=recorder.bus) == ["add", "show", "fail", "put", "extra"]
+    collisions = [event for event in recorder.events if event.name == "fleet_tool_collision"]
     assert [event.tool_names for event in collisions] == [("add",)]
 
 
 def test_the_same_tool_at_two_endpoints_is_no_collision() -> None:
-    heard = Heard()
+    recorder = EventRecorder()
     with lab(aggregator_tools=[tool("add")]) as plane:
-        assert on(plane, names, bus=heard.bus) == ["add", "show", "fail", "put"]
-    assert heard.count("fleet_tool_collision") == 0
+        assert on(plane, names, bus=recorder.bus) == ["add", "show", "fail", "put"]
+    assert recorder.count("fleet_tool_collision") == 0
 
 
 def test_on_a_name_collision_the_second_may_get_a_prefix() -> None:

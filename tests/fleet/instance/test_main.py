@@ -46,7 +46,7 @@ def test_sigterm_ends_it_cleanly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"target": "nope"}, "no environment is called 'nope'"),
         ({"target": f"{HERE}Unbuilt"}, "no room"),
@@ -54,24 +54,24 @@ def test_sigterm_ends_it_cleanly(tmp_path: Path) -> None:
     ],
     ids=["unknown", "unbuilt", "folder"],
 )
-def test_a_spec_that_cannot_be_hosted_gets_an_error(tmp_path: Path, spec: dict[str, Any], said: str) -> None:
+def test_a_spec_that_cannot_be_hosted_gets_an_error(tmp_path: Path, spec: dict[str, Any], message: str) -> None:
     instance = Instance(tmp_path, **spec)
     try:
-        assert said in instance.begin()["error"]
+        assert message in instance.begin()["error"]
     finally:
         assert instance.end() == 1
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (b"{", "not JSON"),
         (b"[]", "not a JSON object"),
         (b'{"env_key": "a", "target": 3}', "instance_id, target, folder"),
     ],
 )
-def test_an_invalid_spec_is_refused(line: bytes, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_spec_is_refused(line: bytes, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         read_spec(line)
 
 

@@ -15,16 +15,16 @@ def call(arguments: Any, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("given", "arguments"),
+    ("raw", "arguments"),
     [('{"word": 1}', {"word": 1}), ("", {}), ("  ", {}), (None, {}), ({"word": 1}, {"word": 1}), ("{}", {})],
 )
-def test_arguments_are_read(given: Any, arguments: dict[str, Any]) -> None:
-    assert RequestedToolCall.read(call(given), 0) == RequestedToolCall("x", "say", arguments)
+def test_arguments_are_read(raw: Any, arguments: dict[str, Any]) -> None:
+    assert RequestedToolCall.read(call(raw), 0) == RequestedToolCall("x", "say", arguments)
 
 
-@pytest.mark.parametrize("given", ['{"word": ', "[1]", "null", "3", '"text"'])
-def test_arguments_that_are_no_object_are_reported_to_the_model(given: str) -> None:
-    wanted = RequestedToolCall.read(call(given), 0)
+@pytest.mark.parametrize("raw", ['{"word": ', "[1]", "null", "3", '"text"'])
+def test_arguments_that_are_no_object_are_reported_to_the_model(raw: str) -> None:
+    wanted = RequestedToolCall.read(call(raw), 0)
     assert wanted.problem is not None
     assert "say" in wanted.problem
 

@@ -84,7 +84,7 @@ def test_an_environment_that_closes_its_connection_has_crashed(serve: Any, kind:
         assert client.reset(seed=2).observation["count"] == 2
 
 
-def test_a_crashed_session_gives_its_slot_to_a_newcomer(serve: Any) -> None:
+def test_a_crashed_session_gives_its_slot_to_a_new_client(serve: Any) -> None:
     server = serve(Fragile, max_sessions=1)
     with SyncClient(server.url) as victim:
         victim.reset()

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from paddock.fleet.plane.settings import PlaneSettings as PlaneSettings
 
 # Lazy: every instance imports this package for its faults, and none needs a plane.
-_HOMES = {
+_MODULES = {
     "HostedEnvironment": "paddock.fleet.plane.settings",
     "PlaneSettings": "paddock.fleet.plane.settings",
     "create_plane": "paddock.fleet.plane.app",
     "run_plane": "paddock.fleet.plane.app",
     "serve_plane": "paddock.fleet.plane.app",
 }
-__all__ = list(_HOMES)
-__getattr__, __dir__ = lazy_exports(__name__, _HOMES)
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_exports(__name__, _MODULES)

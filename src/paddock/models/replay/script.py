@@ -52,7 +52,7 @@ class ScriptedTurn(StrictModel):
     thinking: str = ""
 
     @model_validator(mode="after")
-    def _says_something(self) -> ScriptedTurn:
+    def _check_not_empty(self) -> ScriptedTurn:
         if self.tool is None and not self.tools and not self.text:
             raise ValueError("a turn needs `tool`, `tools` or `text`")
         if self.arguments and self.tool is None:
@@ -93,7 +93,7 @@ class ScriptedFault(StrictModel):
     per_token_delay: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
-    def _does_something(self) -> ScriptedFault:
+    def _check_not_empty(self) -> ScriptedFault:
         if not self.breaks and self.hang is None and self.delay is None and self.per_token_delay is None:
             raise ValueError("a fault needs an effect, such as `status` or `cut_after`")
         return self

@@ -58,7 +58,7 @@ def test_rows_can_be_specified_field_by_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({**INSERT, "fields": [("id", 3), ("a", "new")]}, "b is in no spec"),
         ({**INSERT, "fields": [("id", 3), ("a", "old"), ("b", None)]}, "expected a = 'old'"),
@@ -67,9 +67,9 @@ def test_rows_can_be_specified_field_by_field() -> None:
         ({**DELETE, "fields": [("a", "there")]}, "expected a = 'there'"),
     ],
 )
-def test_a_row_must_match_its_spec(change: dict[str, Any], said: str) -> None:
+def test_a_row_must_match_its_spec(change: dict[str, Any], message: str) -> None:
     specs = [spec for spec in (INSERT, DELETE, MODIFY) if spec["type"] != change["type"]]
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         difference(*AFTER).expect_only_v2([*specs, change])
 
 

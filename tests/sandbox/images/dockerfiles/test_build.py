@@ -284,7 +284,7 @@ def test_a_wrong_name_is_refused_before_the_build(store: ImageStore) -> None:
     assert store.disk_bytes == 0
 
 
-def test_a_misspelled_stage_is_told_from_those_that_there_are(store: ImageStore) -> None:
+def test_a_misspelled_stage_suggests_those_that_there_are(store: ImageStore) -> None:
     dockerfile = "FROM scratch AS builder\nFROM scratch\nCOPY --from=127.0.0.1:9/bulider /a /a\n"
     with pytest.raises(ImageError, match="line 3") as caught:
         Build(store, dockerfile, FILES)
