@@ -378,7 +378,7 @@ def test_the_parts_of_a_rollout_have_places_of_their_own(page: Page, ids: dict[s
     for tab, seen in {
         "Timeline": "svg.timeline .phase-agent",
         "Calls": ".graph-box svg .node",
-        "Verifier": ".tab-body pre",
+        "Verifier": ".tab-body .panel",
         "Files": ".file-list button",
         "Logs": ".tab-body",
         "Sandbox": ".tab-body table.facts",
