@@ -246,6 +246,13 @@ PATTERNS = (
         IN_DOCKERFILE,
     ),
     _pattern(
+        # A program that the first line of a script names is reported as if the script were missing.
+        "missing-program",
+        r"/(?:tests/test|solution/solve)\.sh: (?:not found|cannot execute: required file)",
+        "the image has no such program as the first line of test.sh or solve.sh names",
+        "install that program, such as bash, in environment/Dockerfile, or correct the line and its end",
+    ),
+    _pattern(
         "not-executable",
         r"(?:line \d+|\d+|bash|sh|exec|env): (\S+\.\w+|/\S+): Permission denied",
         "{0} cannot be run: it has no execute bit, or belongs to another user",
