@@ -230,6 +230,23 @@ def test_call_tool_raises_what_went_wrong() -> None:
         kit.call_tool("fail", {"text": "token=hunter2"})
 
 
+def test_an_attribute_that_is_missing_on_the_environment_points_to_reset() -> None:
+    class Counts(ToolEnvironment):
+        @tool
+        def add(self) -> int:
+            self.count += 1  # type: ignore[attr-defined]
+            return 0
+
+        @tool
+        def of_another(self) -> int:
+            return None.count  # type: ignore[attr-defined,no-any-return]
+
+    with pytest.raises(ToolFailure, match=r"'count'\. If reset sets it, call reset first"):
+        Counts().call_tool("add", {})
+    with pytest.raises(ToolFailure, match=r"'count'$"):
+        Counts().call_tool("of_another", {})
+
+
 def test_a_tool_that_raises_a_tool_failure_keeps_it() -> None:
     class Own(ToolEnvironment):
         @tool

@@ -205,7 +205,7 @@ def _run(spec: ToolSpec, environment: ToolEnvironment, keywords: dict[str, Any])
         raise
     except BaseException as error:
         # SystemExit and KeyboardInterrupt of a tool are failures of that tool. They must not end the server.
-        raise _failed(spec, error) from error
+        raise _failed(spec, environment, error) from error
 
 
 async def _run_async(spec: ToolSpec, environment: ToolEnvironment, keywords: dict[str, Any]) -> Any:
@@ -215,9 +215,13 @@ async def _run_async(spec: ToolSpec, environment: ToolEnvironment, keywords: dic
         error.message = redact(error.message)
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        raise _failed(spec, error) from error
+        raise _failed(spec, environment, error) from error
 
 
-def _failed(spec: ToolSpec, error: BaseException) -> ToolFailure:
+def _failed(spec: ToolSpec, environment: ToolEnvironment, error: BaseException) -> ToolFailure:
     logger.error("tool %s failed", spec.name, exc_info=error)
-    return ToolFailure(describe_error(error), tool_name=spec.name)
+    message = describe_error(error)
+    if isinstance(error, AttributeError) and error.obj is environment:
+        # In the message, because answers to tool calls have no field for hints.
+        message += ". If reset sets it, call reset first"
+    return ToolFailure(message, tool_name=spec.name)
