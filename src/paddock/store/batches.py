@@ -95,8 +95,8 @@ def _read_batch(connection: sqlite3.Connection, batch: str) -> BatchTotals:
 
 
 def _names(connection: sqlite3.Connection, batch: str, column: str) -> list[str]:
-    found = connection.execute(f"SELECT DISTINCT {column} FROM figures WHERE batch_id = ? ORDER BY 1", (batch,))
-    return [name for (name,) in found]
+    names = connection.execute(f"SELECT DISTINCT {column} FROM figures WHERE batch_id = ? ORDER BY 1", (batch,))
+    return [name for (name,) in names]
 
 
 def read_causes(connection: sqlite3.Connection, search: Search) -> tuple[int, list[Cause]]:

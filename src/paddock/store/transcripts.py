@@ -68,10 +68,10 @@ def add_pending(database: Database, before: int | None) -> int | None:
 
     Returns the `before` of the next call; None once all are indexed."""
     with database.read() as connection:
-        found = connection.execute(
+        pending = connection.execute(
             f"SELECT id {_PENDING} AND id < ? ORDER BY id DESC LIMIT ?", (before or _ALL_KEYS, PENDING_AT_ONCE)
         )
-        keys = [key for (key,) in found]
+        keys = [key for (key,) in pending]
     add(database, keys)
     return keys[-1] if keys else None
 
@@ -204,6 +204,6 @@ def _find(text: str, query: str) -> int | None:
         if not all(name.lower() in lower for name in names):
             continue
         parts = r"[\W_]+".join(names)
-        if found := re.search(rf"(?<![^\W_]){parts}", text, re.IGNORECASE):
-            return found.start()
+        if match := re.search(rf"(?<![^\W_]){parts}", text, re.IGNORECASE):
+            return match.start()
     return None

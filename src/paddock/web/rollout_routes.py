@@ -279,9 +279,9 @@ def _table(
     connection: sqlite3.Connection, condition: Search, sort: str, order: Order, offset: int, limit: int
 ) -> tuple[int, list[dict[str, Any]], int]:
     """How many rollouts match, a page of them, and how many a search of transcripts leaves out."""
-    found = search.find(connection, condition)
-    keys = search.page(connection, found, sort=sort, order=order, offset=offset, limit=limit)
-    page, total = summaries(connection, keys), search.count(connection, found)
+    looked_up = search.find(connection, condition)
+    keys = search.page(connection, looked_up, sort=sort, order=order, offset=offset, limit=limit)
+    page, total = summaries(connection, keys), search.count(connection, looked_up)
     if condition.words is None:
         return total, page, 0
     for key, row in zip(keys, page, strict=True):
