@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from paddock.errors import ConfigError, StoreError, StreamError
+from paddock.models.endpoint import Endpoint
 from paddock.store import Store
 from paddock.train.sources import Source
 from paddock.train.training_view import read_training
 from rollouts.played import a_task, needs_bwrap, speaker
-from train.streaming import Place, Streams, ids, run, tasks
+from train.streaming import SCRIPT, Place, Streams, ids, run, tasks
 
 
 def test_groups_come_in_the_order_in_which_they_finish(tmp_path: Path) -> None:
@@ -106,6 +107,20 @@ def test_a_version_that_jumps_leaves_out_what_is_too_old_with_a_reason(tmp_path:
             assert len(groups) == 6 - old // 2
             assert all(group.staleness <= 1 for group in groups)
             assert read_training(tmp_path, "run").units["dropped"] == old // 2
+
+    run(work())
+
+
+def test_an_engine_that_counts_other_versions_fails_the_stream(tmp_path: Path) -> None:
+    async def work() -> None:
+        script = {**SCRIPT, "engine": "sglang", "weight_version": "step-1"}
+        async with Streams(tmp_path, script) as streams:
+            streams.endpoint = Endpoint(streams.server.url, "replay", engine="sglang")
+            async with streams.stream(streams.source(Place(), tasks(9)), version=9, max_failures=4) as stream:
+                with pytest.raises(StreamError, match="in a row were too old") as caught:
+                    await anext(stream)
+                assert stream.statistics().left_out["too old"] >= 4
+                assert "counts its versions" in str(caught.value.hint)
 
     run(work())
 

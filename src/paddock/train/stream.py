@@ -74,7 +74,9 @@ class Stream:
         """Units that start before new ones: they had no signal."""
         self._left_out: Counter[str] = Counter()
         self._staleness: Counter[int] = Counter()
-        self._delivered_rollouts = self._acknowledged = self._resampled = self._failures = 0
+        self._delivered_rollouts = self._acknowledged = self._resampled = 0
+        self._failures = self._too_old = 0
+        """Rollouts in a row without a reward, and rollouts in a row that were too old."""
         self._last_versions: tuple[int | None, int | None] = (None, None)
         self.failure: Exception | None = None
         """Why the stream cannot go on; None if it can."""
@@ -308,6 +310,7 @@ class Stream:
             raise
         group = self._delivered[number] = group.delivered(version, staleness)
         self._delivered_rollouts += len(group.rollouts)
+        self._too_old = 0
         self._staleness[staleness] += 1
         self._last_versions = group.versions or (None, None)
         return group
@@ -320,8 +323,6 @@ class Stream:
         hint = "see `paddock view` for what the rollouts do"
         if not self._running:
             hint = f"a trainer that takes more than batch_size={self.config.batch_size} units has to update first"
-        if statistics.left_out.get(TOO_OLD):
-            hint = "some were too old: check that the versions of the engine are those of the trainer"
         return StreamError(
             f"nothing to train on for {self.config.timeout:g} s: {statistics.running} units run, "
             f"{statistics.ready} wait for older ones, {sum(statistics.left_out.values())} rollouts were left out",
@@ -440,6 +441,10 @@ class Stream:
         group, oldest = self._ready.pop(number), self._pacing.oldest[number]
         self._pacing.drop(number)
         self._left_out[TOO_OLD] += len(group.rollouts)
+        self._too_old += len(group.rollouts)
+        if self._too_old >= self.config.max_failures:
+            hint = "check that the engine counts its versions as the trainer does"
+            self._fail(StreamError(f"{self._too_old} rollouts in a row were too old", hint=hint))
         version = self._pacing.version
         logger.warning("%s is left out: its oldest call is of version %s, now %s", group.task.id, oldest, version)
         self._notify()
