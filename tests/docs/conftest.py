@@ -16,6 +16,7 @@ from docs.session import HERE, Session, is_foreign
 from paddock.models.replay import ReplayServer
 from paddock.tasks import shipped
 
+# Real agents take seconds of processor time. A page that needs one says `unset PADDOCK_OPENCODE`.
 OPENCODE = HERE / "programs" / "opencode"
 TASKS = ("fix-test", "shell-work")
 

@@ -11,6 +11,8 @@ from scripts.docs.blocks import FILE, LOADED, RUN, SKIPPED, TEXT, Block, find_bl
 
 from docs.checks import find_commands, find_imports, parse_command
 from docs.session import Session
+from paddock.agents.install import agents_folder
+from paddock.config import PADDOCK_IMAGES, user_cache_folder
 from paddock.models.replay import Script
 from paddock.rollouts import Task
 from paddock.rollouts.fork import read_edit
@@ -55,6 +57,10 @@ def test_the_blocks_of_a_page_run(page: Path, session: Session) -> None:
 @pytest.mark.timeout(540)
 @pytest.mark.parametrize("page", pages([block for block in RUN_END_TO_END if block.end_to_end]), ids=str)
 def test_all_blocks_of_a_page_run(page: Path, session: Session) -> None:
+    session.variables |= {
+        "PADDOCK_AGENTS": str(agents_folder()),
+        "PADDOCK_IMAGES": str(PADDOCK_IMAGES.read() or user_cache_folder() / "images"),
+    }
     done = session.run(block for block in RUN_END_TO_END if block.page == page)
     assert done.returncode == 0, done.stdout[-4000:]
 
