@@ -172,7 +172,7 @@ def count_pending(connection: sqlite3.Connection) -> int:
     finished, indexed = connection.execute(
         "SELECT (SELECT count(*) FROM rollouts WHERE finished_at IS NOT NULL), (SELECT count(*) FROM transcripts)"
     ).fetchone()
-    return max(0, finished - indexed)
+    return max(0, int(finished) - int(indexed))
 
 
 def read(connection: sqlite3.Connection, key: int) -> str | None:
