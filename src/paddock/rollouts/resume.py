@@ -66,9 +66,9 @@ def check_unchanged(batch_id: str, records: Iterable[RolloutRecord], tasks: Sequ
 
 def check_is_its_task(batch_id: str, records: Sequence[RolloutRecord], tasks: Sequence[Task]) -> None:
     """Raises ConfigError if all rollouts of a batch are of other tasks: then another batch is meant."""
-    known = dict.fromkeys(record.task_id for record in records)
-    if known and known.keys().isdisjoint(task.id for task in tasks):
-        names = ", ".join(list(known)[:LISTED_TASKS])
+    recorded_ids = dict.fromkeys(record.task_id for record in records)
+    if recorded_ids and recorded_ids.keys().isdisjoint(task.id for task in tasks):
+        names = ", ".join(list(recorded_ids)[:LISTED_TASKS])
         raise ConfigError(f"batch {batch_id} has no rollout of {tasks[0].id}", hint=f"it has rollouts of {names}")
 
 
