@@ -202,6 +202,20 @@ def test_a_batch_of_forks_is_resumed_at_its_fork_or_later(store: Store) -> None:
     run(play())
 
 
+def test_a_batch_of_edited_forks_is_resumed_with_the_same_edit(store: Store) -> None:
+    async def play() -> None:
+        async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:
+            source = await record_one(store, server)
+            edit = {"answer": {"tool_calls": [{"name": "bash", "arguments": {"command": "true"}}]}}
+            (first,) = await forked(store, server, source, at=2, batch_id="b-one", edit=edit)
+            (again,) = await forked(store, server, source, at=2, resume="b-one", edit=edit)
+            assert again.rollout_id == first.rollout_id
+            with pytest.raises(ConfigError, match=r"with the edit .* and is a fork of .* at c2 .tolerant.\n"):
+                await forked(store, server, source, at=2, resume="b-one")
+
+    run(play())
+
+
 def test_a_batch_with_a_larger_budget_continues_its_members(store: Store) -> None:
     async def play() -> None:
         async with ReplayServer(SCRIPT, api_key=UPSTREAM_KEY) as server:

@@ -75,15 +75,26 @@ def check_is_its_task(batch_id: str, records: Sequence[RolloutRecord], tasks: Se
 def check_same_fork(batch_id: str, records: Iterable[RolloutRecord], fork: ForkPoint | None) -> None:
     """Raises ConfigError if the rollouts of a batch were forked from another call. Those that continue one do not
     say where it was forked."""
-    current = _describe_fork({} if fork is None else fork.describe())
+    current = {} if fork is None else fork.describe()
     for record in records:
-        earlier = _describe_fork(record.fork)
-        if record.fork.get("kind") != "resume" and earlier != current:
-            raise ConfigError(f"batch {batch_id} cannot go on: it was {earlier} and is {current}", hint=HINT)
+        if record.fork.get("kind") != "resume" and _identify_fork(record.fork) != _identify_fork(current):
+            before, now = _describe_fork(record.fork), _describe_fork(current)
+            raise ConfigError(f"batch {batch_id} cannot go on: it was {before} and is {now}", hint=HINT)
+
+
+def _identify_fork(fork: Mapping[str, Any]) -> str:
+    """The same text for the same fork. The ids of tool calls in an edit are new each time that it is read."""
+    document = json.loads(json.dumps({name: fork.get(name) for name in ("source", "at", "policy", "edit")}))
+    for call in ((document["edit"] or {}).get("answer") or {}).get("tool_calls", ()):
+        call.pop("id")
+    return json.dumps(document, sort_keys=True)
 
 
 def _describe_fork(fork: Mapping[str, Any]) -> str:
-    return f"a fork of {fork['source']} at c{fork['at']} ({fork['policy']})" if fork else "no fork"
+    if not fork:
+        return "no fork"
+    edit = f", with the edit {_short(fork['edit'])}" if fork.get("edit") else ""
+    return f"a fork of {fork['source']} at c{fork['at']} ({fork['policy']}{edit})"
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
