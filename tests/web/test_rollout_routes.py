@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from paddock.capture.trace import Call, Event
 from paddock.config import Access
 from paddock.rollouts.graph import Graph
 from paddock.rollouts.sandboxes import pack_files
@@ -346,6 +347,23 @@ def test_messages_of_one_kind_stand_next_to_each_other(browser: Browser, ids: di
         items = browser.api(f"rollouts/{rollout_id}/transcript")["items"]
         shown = sum(1 for row in rows if row.get(side)) + sum(row["count"] for row in rows if row["kind"] == "same")
         assert shown == sum(item["kind"] != "note" for item in items)
+
+
+def test_sampled_tokens_that_differ_stand_behind_the_prompt(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        for name, sampled in (("r-a", [5, 6]), ("r-b", [5, 7])):
+            store.begin(record := RolloutRecord(name, "task"))
+            call = Call("c0", 0, prompt_token_ids=[1, 2], completion_token_ids=sampled, message={"content": "x"})
+            store.save_call(name, call)
+            store.add_event(name, Event(1.0, "call", {"call": "c0"}))
+            record.outcome = Outcome.OK
+            store.finish(record)
+    app = create_view_app(ReadStore(tmp_path), Access(token=TOKEN))
+    first = Browser(app).api("compare?a=r-a&b=r-b")["first"]
+    app.state.page.close()
+    assert (first["where"], first["offset"], first["shared_tokens"]) == ("completion", 1, 3)
+    assert [piece["id"] for piece in first["b"]["before"]] == [1, 2, 5]
+    assert (first["a"]["piece"]["id"], first["b"]["piece"]["id"]) == (6, 7)
 
 
 def test_long_transcripts_are_not_aligned() -> None:

@@ -73,15 +73,18 @@ def _first_difference(
             if ids_a == ids_b:
                 continue
             offset = common_prefix(ids_a, ids_b) // ID_BYTES
+            # Sampled tokens follow the prompt, which is the same here.
+            given = b"" if where == "prompt" else _ids(connection, first, a, "prompt")
+            from_start = offset + len(given) // ID_BYTES
             return {
                 "call_a": a.id,
                 "call_b": b.id,
                 "index": index,
                 "where": where,
                 "offset": offset,
-                "shared_tokens": offset + (0 if where == "prompt" else a.prompt_tokens),
-                "a": _token_context(connection, first, ids_a, offset),
-                "b": _token_context(connection, second, ids_b, offset),
+                "shared_tokens": from_start,
+                "a": _token_context(connection, first, given + ids_a, from_start),
+                "b": _token_context(connection, second, given + ids_b, from_start),
             }
     if len(calls_a) == len(calls_b):
         return None
