@@ -212,6 +212,7 @@ def test_a_batch_that_was_cancelled_goes_on_where_it_was(store: Store) -> None:
     result = run(batch(store, n=6, parallel=3, resume="b-stop", agent=agent))
     balances(result, store)
     assert result.summary()["outcomes"] == {"ok": 6}
+    assert {record.batch_size for record in result.records} == {6}
     assert done <= {record.rollout_id for record in result.records}
 
 

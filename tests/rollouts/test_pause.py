@@ -85,6 +85,7 @@ def test_rollouts_survive_a_weight_update(store: Store, in_flight: Any) -> None:
     result = run(body())
     for record in result.records:
         assert (record.outcome, record.reward, record.pauses["count"]) == (Outcome.OK, 1.0, 1)
+        assert record.weight_version == "1"
         calls = store.calls(record.rollout_id)
         assert [(call.admitted_version, call.weight_version) for call in calls] == [("1", "1"), ("2", "2")]
         assert all(call.trainable for call in calls)

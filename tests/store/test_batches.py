@@ -51,6 +51,12 @@ def test_batches_have_their_progress(store: Store) -> None:
     assert store.query(read_batches, batch="b-none", limit=1) == (0, [])
 
 
+def test_what_was_cancelled_is_left(store: Store) -> None:
+    store.finish(ended("r-6", "b-old", 2, None, 25.0, outcome=Outcome.CANCELLED, error="stopped"))
+    _, [batch] = store.query(read_batches, batch="b-old", limit=1)
+    assert (batch.done, batch.cancelled, batch.rewards.count, batch.size) == (2, 1, 3, 4)
+
+
 def test_the_same_cause_is_there_once(store: Store) -> None:
     total, [cause] = store.query(read_causes, Search())
     assert (total, cause.outcome, cause.count, cause.tasks) == (2, "model", 2, 1)

@@ -30,9 +30,10 @@ class BatchTotals:
     running: int
     finished: int
     """Rollouts with the outcome `ok`."""
+    cancelled: int
     tokens: int
     done: int
-    """Members that have an outcome, and do not run again."""
+    """Members that have another outcome than `cancelled`, and do not run again."""
     size: int | None
     """How many members it has in all; None where that was not recorded."""
     agents: list[str]
@@ -66,15 +67,16 @@ def read_batches(
 
 
 def _read_batch(connection: sqlite3.Connection, batch: str) -> BatchTotals:
-    began, last, newest, tasks, running, finished, tokens, *sums = connection.execute(
+    began, last, newest, tasks, running, finished, cancelled, tokens, *sums = connection.execute(
         "SELECT min(started_at), max(started_at + coalesce(wall, 0)), max(rollout), count(DISTINCT task_id),"
-        " count(CASE WHEN outcome = '' THEN 1 END), count(CASE WHEN outcome = 'ok' THEN 1 END), sum(tokens),"
+        " count(CASE WHEN outcome = '' THEN 1 END), count(CASE WHEN outcome = 'ok' THEN 1 END),"
+        " count(CASE WHEN outcome = 'cancelled' THEN 1 END), sum(tokens),"
         f" {SUMS} FROM figures WHERE batch_id = ?",
         (batch,),
     ).fetchone()
     (done,) = connection.execute(
         "SELECT count(*) FROM (SELECT 1 FROM figures WHERE batch_id = ? GROUP BY task_id, member"
-        " HAVING max(outcome = '') = 0)",
+        " HAVING max(outcome = '') = 0 AND min(outcome = 'cancelled') = 0)",
         (batch,),
     ).fetchone()
     head = rows.head(connection, newest) or {}
@@ -86,6 +88,7 @@ def _read_batch(connection: sqlite3.Connection, batch: str) -> BatchTotals:
         tasks=tasks,
         running=running,
         finished=finished,
+        cancelled=cancelled,
         tokens=tokens,
         done=done,
         size=head.get("batch_size"),

@@ -23,7 +23,8 @@ Z = 1.959963984540054
 """Of the normal distribution, for 95 %."""
 KS = (1, 2, 4, 8)
 BATCH_FIELDS = (
-    "batch_id", "began", "last", "tasks", "running", "finished", "tokens", "done", "size", "agents", "models",
+    "batch_id", "began", "last", "tasks", "running", "finished", "cancelled", "tokens", "done", "size", "agents",
+    "models",
 )  # fmt: skip
 INTERVALS, INTERVALS_OF_LINES = 48, 16
 """Of time, in a chart of one line or of several."""

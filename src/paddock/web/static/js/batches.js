@@ -72,11 +72,12 @@ function batchRow(batch) {
 
 /** Solved, finished without success, broken, running and left, as shares of one bar. @param {any} batch */
 function progressBar(batch) {
-  const broken_ = batch.count - batch.running - batch.finished;
+  // What was cancelled is left to do.
+  const failed = batch.count - batch.running - batch.finished - batch.cancelled;
   const parts = [
     { name: "solved", title: "solved", value: Math.min(batch.passed, batch.finished) },
     { name: "unsolved", title: "finished, not solved", value: Math.max(0, batch.finished - batch.passed) },
-    { name: "broken", title: "broken", value: broken_ },
+    { name: "broken", title: "broken", value: failed },
     { name: "running", title: "running", value: batch.running },
     { name: "left", title: "left", value: leftOf(batch) ?? 0 },
   ].filter((part) => part.value > 0);
