@@ -87,6 +87,21 @@ def test_an_oci_layout_is_a_folder_too(store: ImageStore, tmp_path: Path, compre
     assert asyncio.run(import_image(tmp_path / "layout", "x", store=store)).config == CONFIG
 
 
+@pytest.mark.parametrize("names", [("org/me:1", "org/me:2"), ("1", "2")], ids=["full names", "tags"])
+def test_a_layout_of_several_images_is_read_by_name(store: ImageStore, tmp_path: Path, names: Any) -> None:
+    files = oci_files()
+    (inner,) = json.loads(files["index.json"])["manifests"]
+    entries = [
+        {**inner, "annotations": {"org.opencontainers.image.ref.name": names[0]}},
+        {**inner, "digest": digest_of(b"other"), "annotations": {"org.opencontainers.image.ref.name": names[1]}},
+    ]
+    write_folder({**files, "index.json": json.dumps({"manifests": entries[::-1]}).encode()}, tmp_path / "layout")
+    assert asyncio.run(import_image(tmp_path / "layout", "org/me:1", store=store)).config == CONFIG
+    with pytest.raises(ImageError, match="has 2 images, and none is called x:3") as caught:
+        asyncio.run(import_image(tmp_path / "layout", "x:3", store=store))
+    assert names[0] in str(caught.value.hint)
+
+
 def replaced(old: bytes, new: bytes) -> dict[str, bytes]:
     return {name: content.replace(old, new) for name, content in docker_files().items()}
 

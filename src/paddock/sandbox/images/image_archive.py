@@ -43,6 +43,8 @@ OWN_NAME = re.compile(
     r"(\./)?(blobs(/.*)?|oci-layout|index\.json|manifest\.json|repositories|[0-9a-f]{64}(/.*|\.json|\.tar)?)"
 )
 """Names that an archive of an image has. A root filesystem has others."""
+NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
+"""Of the images of an OCI layout: the full name, or often only the tag."""
 HINT = "make the archive again with docker save or skopeo copy"
 
 
@@ -137,21 +139,47 @@ def _choose_image(tags: list[list[str]], name: str) -> int:
     for number, names in enumerate(tags):
         if full in (str(parse_reference(tag)) for tag in names):
             return number
-    listed = ", ".join(tag for names in tags for tag in names)
-    raise ImageError(
-        f"the archive has {len(tags)} images, and none is called {name}", hint=f"it has {listed or 'none'}"
+    raise _no_such_image(name, tags)
+
+
+def _no_such_image(name: str, names: list[list[str]]) -> ImageError:
+    listed = ", ".join(dict.fromkeys(text for texts in names for text in texts))
+    return ImageError(
+        f"the archive has {len(names)} images, and none is called {name}", hint=f"it has {listed or 'none'}"
     )
 
 
 def _oci_image(files: ImageFiles, name: str, platform: str | None) -> tuple[bytes, list[str]]:
     content = _need(files, "index.json")
-    for _ in range(3):
+    for depth in range(3):
         if "manifests" not in _need_object(content):
             break
         index = parse_document(OciIndex, content, "an index of the archive")
+        index = _choose_named(index, name) if depth == 0 else index
         content = _need_blob(files, select_manifest(index, platform or this_platform(), name).digest)
     manifest = parse_document(OciManifest, content, "the manifest of the archive")
     return _need_blob(files, manifest.config.digest), [_blob_path(layer.digest) for layer in manifest.layers]
+
+
+def _choose_named(index: OciIndex, name: str) -> OciIndex:
+    """The entries for the image of this name, if the layout has images of several names."""
+    annotations = [one.annotations or {} for one in index.manifests]
+    names = [[texts[key] for key in NAME_ANNOTATIONS if texts.get(key)] for texts in annotations]
+    if len({tuple(texts) for texts in names if texts}) < 2:
+        return index
+    reference = parse_reference(name)
+    for is_meant in (lambda text: _full_name(text) == str(reference), lambda text: text == reference.tag):
+        chosen = [one for one, texts in zip(index.manifests, names, strict=True) if any(map(is_meant, texts))]
+        if chosen:
+            return OciIndex(manifests=chosen)
+    raise _no_such_image(name, names)
+
+
+def _full_name(text: str) -> str:
+    try:
+        return str(parse_reference(text))
+    except ImageError:
+        return text
 
 
 def _need_object(content: bytes) -> dict[str, object]:
