@@ -88,8 +88,9 @@ def test_a_broken_gguf_file_is_a_config_error(content: bytes, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["no/such-model", "nowhere", "/nowhere/at all"])
 def test_nothing_is_downloaded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it connects"))
-    with pytest.raises(ConfigError, match="no tokenizer"):
+    with pytest.raises(ConfigError, match="no tokenizer") as caught:
         open_tokenizer(name)
+    assert ("hf download no/such-model" in str(caught.value.hint)) is (name == "no/such-model")
     with pytest.raises(ConfigError, match="o200k_base"):
         open_family("gpt-oss")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -111,7 +112,10 @@ def open_tokenizer(source: str) -> FastTokenizer:
         return open_folder(path, source)
     if (folder := find_cached(source)) is not None:
         return open_folder(folder, source)
-    raise ConfigError(f"there is no tokenizer {source!r} on this machine", hint=HINT)
+    hint = HINT
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", source):
+        hint = f"`hf download {source} tokenizer.json tokenizer_config.json` puts it into the cache; or {HINT}"
+    raise ConfigError(f"there is no tokenizer {source!r} on this machine", hint=hint)
 
 
 def open_gguf(path: Path) -> FastTokenizer:
