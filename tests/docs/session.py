@@ -6,12 +6,14 @@ background, in place of an earlier one on that port, and the next line begins on
 """
 
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -178,14 +180,15 @@ def is_foreign(name: str) -> bool:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Not one of those that outgoing connections get, which could take it before the server does."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def end_group(pid: int) -> None:
     """End what a block left running in the background."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
