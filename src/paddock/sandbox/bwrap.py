@@ -23,9 +23,9 @@ from paddock.sandbox import syscall_policy
 from paddock.sandbox.base import TESTS, USER_PROGRAMS, Mount, host_folder
 from paddock.sandbox.bundle import module_text
 from paddock.sandbox.guest.entry import HOME
+from paddock.sandbox.guest.transports import close_descriptors
 from paddock.sandbox.guest_sandbox import sealed_file, write_tests
 from paddock.sandbox.local import GuestProcess, LocalSandbox, launch_guest
-from paddock.sandbox.transports import close_all
 from paddock.sandbox.user_namespace import NOBODY
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class BwrapSandbox(LocalSandbox):
                 argv += ["--ro-bind", source, str(mount.target)]
             argv += ["--remount-ro", "/", "--"]
         except BaseException:
-            close_all((bwrap_info, *passed))
+            close_descriptors((bwrap_info, *passed))
             raise
         return await launch_guest(argv, self._python, descriptors=passed, bwrap_info=bwrap_info, **options)
 

@@ -23,11 +23,11 @@ from paddock.sandbox.base import TESTS, Mount, host_folder
 from paddock.sandbox.bwrap import MOST_SHARED_MEMORY_BYTES, BwrapSandbox, find_bwrap, find_python
 from paddock.sandbox.file_actions import FileAction, is_refused, perform_in_namespace
 from paddock.sandbox.guest.files import acting_as, resolve_in_image
+from paddock.sandbox.guest.transports import close_descriptors
 from paddock.sandbox.guest.usage import DISK_INTERVAL_SECONDS, PAUSE_FACTOR, disk_use
 from paddock.sandbox.guest_sandbox import failing_paddock_run, sealed_file, write_tests
 from paddock.sandbox.image_sandbox import OWN_USERS, ROOT_HOME, ImageSandbox
 from paddock.sandbox.local import GuestProcess, launch_guest
-from paddock.sandbox.transports import close_all
 from paddock.sandbox.user_namespace import Identity, find_identity, map_ids
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class ImageBwrapSandbox(ImageSandbox, BwrapSandbox):
                 argv += ["--bind" if mount.writable else "--ro-bind", source, str(mount.target)]
             argv += ["--"]
         except BaseException:
-            close_all((bwrap_info, *passed, *([release] if release >= 0 else [])))
+            close_descriptors((bwrap_info, *passed, *([release] if release >= 0 else [])))
             raise
         try:
             process = await launch_guest(

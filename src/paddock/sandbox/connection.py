@@ -22,11 +22,12 @@ import orjson
 from paddock.errors import SandboxError
 from paddock.sandbox.bundle import MARSHAL_VERSION
 from paddock.sandbox.guest.multiplexer import FIRST_UPLOAD, GRANT_BYTES, STREAM_CREDIT
-from paddock.sandbox.guest.transports import CHUNK_BYTES, FrameBuffer, encode_frame
-from paddock.sandbox.transports import GuestTransport, close_all
+from paddock.sandbox.guest.transports import CHUNK_BYTES, FrameBuffer, close_descriptors, encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from paddock.sandbox.transports import GuestTransport
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class GuestConnection:
     async def ask(self, name: str, arguments: dict[str, Any], descriptors: Sequence[int] = (), **options: Any) -> Any:
         """As `call`, without the descriptors of the answer."""
         reply = await self.call(name, arguments, descriptors, **options)
-        close_all(reply.descriptors)
+        close_descriptors(reply.descriptors)
         return reply.result
 
     async def call(
@@ -105,7 +106,7 @@ class GuestConnection:
         except asyncio.CancelledError:
             if pending.done() and not pending.cancelled() and pending.exception() is None:
                 reply = pending.result()
-                close_all(reply.descriptors)
+                close_descriptors(reply.descriptors)
                 self._listener.handle_late_result(name, reply.result)
             raise
 
@@ -237,7 +238,7 @@ class GuestConnection:
         else:
             name, pending = self._pending.pop(message["number"], ("", None))
             if pending is None or pending.done():
-                close_all(descriptors)
+                close_descriptors(descriptors)
                 if name and "result" in message:
                     self._listener.handle_late_result(name, message["result"])
             elif "error" in message:

@@ -21,10 +21,10 @@ from paddock.errors import SandboxError
 from paddock.sandbox.base import LOGS, Command, Completed, Sandbox, SandboxSpec
 from paddock.sandbox.guest import files
 from paddock.sandbox.guest.entry import HOME
+from paddock.sandbox.guest.transports import close_descriptors
 from paddock.sandbox.jobs import CommandJob
 from paddock.sandbox.network.sandbox_network import SandboxNetwork
 from paddock.sandbox.network.tool_settings import JAVA_OPTIONS
-from paddock.sandbox.transports import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -166,7 +166,7 @@ class GuestSandbox(Sandbox):
                     raise SandboxError(f"no process can be started: {error.strerror}", hint=TOO_MANY_HINT) from error
                 raise
         finally:
-            close_all(passed)
+            close_descriptors(passed)
         if command.stdin and not connection.passes_descriptors:
             self._run_in_background(self._feed(connection, arguments["streams"][0], command.stdin))
         return job

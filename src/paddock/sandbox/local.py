@@ -23,9 +23,10 @@ from paddock.sandbox.connection import GuestConnection
 from paddock.sandbox.file_actions import FileAction
 from paddock.sandbox.guest import files
 from paddock.sandbox.guest.entry import HOME, Entry
+from paddock.sandbox.guest.transports import close_descriptors
 from paddock.sandbox.guest_sandbox import GuestSandbox, non_blocking_socket, remove_paths, sealed_file
 from paddock.sandbox.socket_owners import SocketOwnerFinder
-from paddock.sandbox.transports import LocalTransport, close_all
+from paddock.sandbox.transports import LocalTransport
 from paddock.shielded import run_shielded
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ class GuestProcess:
 
     def release(self) -> None:
         """Close the descriptors that belong to the process."""
-        close_all([one for one in (self.stderr, self.bwrap_info, self.pidfd) if one is not None])
+        close_descriptors([one for one in (self.stderr, self.bwrap_info, self.pidfd) if one is not None])
         self.socket.close()
         self.stderr = self.bwrap_info = self.pidfd = None
 
@@ -343,7 +344,7 @@ async def launch_guest(
             raise SandboxError(f"{[*argv, python][0]} cannot be started: {error}") from error
         raise
     finally:
-        close_all(inherited)
+        close_descriptors(inherited)
 
 
 async def _end_unwanted(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -193,8 +192,3 @@ class AsyncioChannel:
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()
-
-
-def close_all(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

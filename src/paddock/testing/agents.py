@@ -31,7 +31,7 @@ from paddock.store.outcome import Outcome
 from paddock.tasks.settings import EnvironmentSettings, McpServer, TaskSettings
 from paddock.tasks.task import Task
 from paddock.testing import mcp_program
-from paddock.testing.checks import Skipped, Suite, Wrong
+from paddock.testing.checks import Skipped, Suite, require
 from paddock.testing.mcp_program import TOOL
 
 if TYPE_CHECKING:
@@ -325,11 +325,6 @@ async def check_agent(agent: str | AgentBase, *, announce: Announce | None = Non
 
 AGENT: Suite[AgentSubject] = Suite()
 check = AGENT.check
-
-
-def require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise Wrong(otherwise)
 
 
 @check("start it without a terminal, with the model's address and key, and let it use its tools without asking")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paddock.capture.completion import ID_PREFIX
 from paddock.capture.engines import InferenceEngine, Post, SampledPiece, TokenApi, TokenizerApi, TokenRequest
 from paddock.capture.trace import LogprobsKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ID_PREFIX = "token_id:"
 PROMPT_FIELDS = ("model", "messages", "tools", "chat_template_kwargs")
 
 

@@ -103,7 +103,7 @@ class History:
         """Remember what a call sampled."""
         key = message_key(answer)
         digest = _digest(lookup.chain[-1], key)
-        reasoning = _squeeze(answer.get("reasoning_content")).encode()
+        reasoning = _without_whitespace(answer.get("reasoning_content")).encode()
         size, before = len(lookup.chain), lookup.answered
         answered = AnsweredCall(call_id, prompt, sampled, answer, reasoning, size, lookup.tools, before)
         self._answers.setdefault(digest, []).append(answered)
@@ -131,7 +131,7 @@ def message_key(message: Message) -> bytes:
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
         calls.append([function.get("name"), _canonical_arguments(function.get("arguments"))])
-    return orjson.dumps([role, _squeeze(text), calls])
+    return orjson.dumps([role, _without_whitespace(text), calls])
 
 
 def _canonical_arguments(arguments: Any) -> str:
@@ -163,7 +163,7 @@ def _has_reasoning_of(answered: AnsweredCall, messages: Sequence[Message]) -> bo
     each: AnsweredCall | None = answered
     while each is not None:
         message = messages[each.size - 1]
-        sent = _squeeze(message.get("reasoning_content") or message.get("reasoning")).encode()
+        sent = _without_whitespace(message.get("reasoning_content") or message.get("reasoning")).encode()
         if sent and sent != each.reasoning:
             return False
         each = each.parent
@@ -174,7 +174,7 @@ def _tool_call_ids(message: Message) -> list[Any]:
     return [call.get("id") for call in message.get("tool_calls") or ()]
 
 
-def _squeeze(text: Any) -> str:
+def _without_whitespace(text: Any) -> str:
     return "".join(text.split()) if isinstance(text, str) else ""
 
 

@@ -136,6 +136,6 @@ def receive_descriptors(connection: _socket.socket, length: int, count: int) -> 
     return data, descriptors
 
 
-def close_descriptors(descriptors: list[int]) -> None:
+def close_descriptors(descriptors: list[int] | tuple[int, ...]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
