@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from paddock.store.record import RolloutRecord
 
 SHOWN_CONNECTIONS = 50
-LOG_CHARACTERS = 600
+LINE_CHARACTERS = 240
+LOG_CHARACTERS = 1500
 """How many characters of the end of a log `show` prints."""
 LISTED_FILES = 20
 CALL_COLUMNS = ("role", "caller", "prompt", "sampled", "finish", "seconds", "parent", "says")
@@ -243,7 +244,17 @@ def print_logs(record: RolloutRecord) -> None:
     verifier = record.verifier_stdout + record.verifier_stderr
     for name, text in (("build", record.build_log), ("verifier", verifier), ("agent", record.agent_log)):
         if text.strip():
-            click.echo(f"\n--- {name}, last words ---\n{text.strip()[-LOG_CHARACTERS:]}")
+            click.echo(f"\n--- {name}, last lines ---\n{last_lines(text)}")
+
+
+def last_lines(text: str) -> str:
+    """The whole lines at the end of a log that fit, or the end of the last line where none does. Long lines, as of an
+    agent that prints JSON, are shortened."""
+    lines = [line if len(line) <= LINE_CHARACTERS else line[: LINE_CHARACTERS - 1] + "…" for line in text.split("\n")]
+    shown = "\n".join(lines).strip()
+    if len(shown) <= LOG_CHARACTERS:
+        return shown
+    return shown[-LOG_CHARACTERS:].partition("\n")[2] or shown[-LOG_CHARACTERS:]
 
 
 def image_text(image: dict[str, Any]) -> str:
