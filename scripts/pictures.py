@@ -74,7 +74,7 @@ CAREFUL = [
     TESTS,
     {"text": SUMMARY},
 ]
-HASTY = [*BEGINNING, {"text": "`merge` is corrected, so **both tests** should pass now."}]
+HASTY = [*BEGINNING, {"text": "I run no tests again before I finish: `merge` is **corrected**."}]
 UNDECIDED = [*BEGINNING, TESTS, {"text": "One test still fails. I could not find out why."}]
 
 # -- the store --------------------------------------------------------------------------------------

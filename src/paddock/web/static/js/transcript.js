@@ -77,6 +77,14 @@ export async function transcriptPanel({ id, rollout, place, signal, onItems }) {
     return loading;
   }
 
+  /** Loads pages until there is enough, or no more come. @param {() => boolean} isEnough */
+  async function loadUntil(isEnough) {
+    for (let before = -1; before < next && !isEnough() && !isComplete && !signal.aborted; ) {
+      before = next;
+      await load();
+    }
+  }
+
   const nearEnd = new IntersectionObserver((seen) => {
     if (seen.some((entry) => entry.isIntersecting) && !isComplete) load().then(() => nearEnd.takeRecords());
   }, { rootMargin: "1500px" });
@@ -89,7 +97,7 @@ export async function transcriptPanel({ id, rollout, place, signal, onItems }) {
     else for (const item of items) if (item.seq !== null) early.set(item.seq, item);
   });
   await load();
-  if (rollout.live) while (!isComplete && !signal.aborted) await load();
+  if (rollout.live) await loadUntil(() => false);
   nearEnd.observe(end);
   if (!list.children.length && !rollout.live) return empty("Nothing was said", h("p", null, "The rollout ended before the agent asked its model for anything."));
 
@@ -99,7 +107,7 @@ export async function transcriptPanel({ id, rollout, place, signal, onItems }) {
     if (!call) return;
     const tool = place.query.get("tool");
     const find = () => entries(list).find((entry) => entry.dataset.call === call && (!tool || entry.dataset.tool === tool));
-    while (!find() && !isComplete && !signal.aborted) await load();
+    await loadUntil(() => Boolean(find()));
     const entry = find();
     if (entry) requestAnimationFrame(() => showEntry(entry));
   }
@@ -116,7 +124,7 @@ export async function transcriptPanel({ id, rollout, place, signal, onItems }) {
   walkKeys(list, ".said-assistant, .tool", signal, { next: "n", previous: "p", what: "answer or tool call" });
   useKeys(
     [
-      { keys: "o", does: "Open or fold the entry", run: () => toggle(list.querySelector(".item:focus")) },
+      { keys: "o", does: "Open or fold the entry", run: () => toggle(list.querySelector(".item:focus-within")) },
       { keys: "m", does: "Markdown or source of the messages", run: switchSource },
       { keys: "e", does: "To the end", run: () => end.scrollIntoView() },
     ],
