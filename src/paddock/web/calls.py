@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 MAX_GRAPH_TOKENS = 16_000_000
 """Of all prompts together. Longer rollouts show the parents that the proxy recorded instead of a computed graph."""
 SUMMARY_CHARACTERS = 120
+MARKS = re.compile(r"^#+ |[*]{2}|`+", re.MULTILINE)
+"""Marks of Markdown that a summary leaves out."""
 
 
 def list_calls(
@@ -160,7 +163,8 @@ def _label(role: str) -> str:
 
 
 def summarize_message(message: dict[str, Any]) -> str:
-    """The beginning of what was sampled: the text, or the tools it called."""
+    """The beginning of what was sampled: the text without marks of Markdown, and the tools it called."""
     tools = [str((tool.get("function") or {}).get("name")) for tool in message.get("tool_calls") or ()]
-    text = " ".join(str(message.get("content") or "").split())[:SUMMARY_CHARACTERS]
+    content = MARKS.sub("", str(message.get("content") or "")[: 4 * SUMMARY_CHARACTERS])
+    text = " ".join(content.split())[:SUMMARY_CHARACTERS]
     return " ".join(part for part in (text, *(f"[{name}]" for name in tools)) if part)
