@@ -62,16 +62,21 @@ class Environment(Rubrics, Generic[ActionT, ObservationT, StateT]):
     """Seconds a call may take; None leaves it to the server's `--step-timeout`."""
 
     action_type: ClassVar[Any] = Action
+    """What `step` takes. It and the types below come from `Environment[Add, Total, State]`."""
     observation_type: ClassVar[Any] = Observation
+    """What `step` returns."""
     reset_observation_type: ClassVar[Any] = None
     """What `reset` returns, if that is not `observation_type`."""
     state_type: ClassVar[Any] = State
+    """What `state` returns."""
 
     _types: ClassVar[tuple[Any, ...]] = (ActionT, ObservationT, StateT)  # type: ignore[misc]
 
     def __init__(self, transform: Callable[[Any], Any] | None = None, rubric: Any = None) -> None:
         self.transform = transform
+        """Changes an observation, in environments that ask it."""
         self.rubric = rubric
+        """Scores an action and its observation, in environments that ask it."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Set the three types from `Environment[Add, Total, State]`. A type that the class sets itself is kept."""

@@ -103,7 +103,9 @@ class Call:
     started: float = 0.0
     """Seconds since the epoch, as are `first_token` and `ended`."""
     first_token: float | None = None
+    """When the first token came; None without one."""
     ended: float | None = None
+    """When it ended; None while it runs."""
     paused_seconds: float = 0.0
     """How long it waited for pauses to end, with the attempts that pauses cut off."""
 

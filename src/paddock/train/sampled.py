@@ -49,6 +49,7 @@ class SampledRollout:
 
     @property
     def trained_tokens(self) -> int:
+        """How many tokens the loss mask covers."""
         return sum(sum(sample.mask) for sample in self.samples)
 
     @property
@@ -92,10 +93,12 @@ class ScoredGroup:
 
     @property
     def samples(self) -> list[Sample]:
+        """The sequences of all its rollouts."""
         return [sample for rollout in self.rollouts for sample in rollout.samples]
 
     @property
     def mean(self) -> float | None:
+        """The mean of the rewards; None without any."""
         return statistics.fmean(self.rewards) if self.rewards else None
 
     @property
