@@ -67,6 +67,13 @@ def test_the_root_is_the_image_and_the_user_is_root(image: Image) -> None:
     assert "work" not in lines
 
 
+def test_a_work_folder_that_cannot_be_made_is_named(identity: Identity, tmp_path: Path) -> None:
+    image = make_image(tmp_path, workdir=PurePosixPath("/etc/passwd"))
+    with pytest.raises(SandboxError, match="cannot have a folder /etc/passwd: File exists") as caught:
+        run(SandboxSpec(LIMITS, image=image), "true")
+    assert caught.value.hint
+
+
 def test_owners_change_or_pretend_to(image: Image, identity: Identity) -> None:
     output = run(SandboxSpec(LIMITS, image=image), "touch /f && chown 1000:50 /f && stat -c %u:%g /f")
     assert output == ("1000:50" if identity.kind == "range" else "0:0")

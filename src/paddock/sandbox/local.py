@@ -85,6 +85,11 @@ class LocalSandbox(GuestSandbox):
                 try:
                     reply = await self._connection.call("begin", self.settings(), timeout=timeout)
                 except (OSError, SandboxError) as error:
+                    if isinstance(error, OSError) and error.filename:
+                        raise SandboxError(
+                            f"the sandbox cannot have a folder {error.filename}: {error.strerror}",
+                            hint="if the image has a file or a broken link there, remove it",
+                        ) from error
                     raise self.describe_start_failure(await self._process.read_stderr()) from error
                 self._home_folder = reply.descriptors[0]
                 self.host_pid = self._process.find_guest_pid()
