@@ -251,10 +251,10 @@ def last_lines(text: str) -> str:
     """The whole lines at the end of a log that fit, or the end of the last line where none does. Long lines, as of an
     agent that prints JSON, are shortened."""
     lines = [line if len(line) <= LINE_CHARACTERS else line[: LINE_CHARACTERS - 1] + "…" for line in text.split("\n")]
-    shown = "\n".join(lines).strip()
-    if len(shown) <= LOG_CHARACTERS:
-        return shown
-    return shown[-LOG_CHARACTERS:].partition("\n")[2] or shown[-LOG_CHARACTERS:]
+    shortened = "\n".join(lines).strip()
+    if len(shortened) <= LOG_CHARACTERS:
+        return shortened
+    return shortened[-LOG_CHARACTERS:].partition("\n")[2] or shortened[-LOG_CHARACTERS:]
 
 
 def image_text(image: dict[str, Any]) -> str:

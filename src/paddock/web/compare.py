@@ -74,8 +74,8 @@ def _first_difference(
                 continue
             offset = common_prefix(ids_a, ids_b) // ID_BYTES
             # Sampled tokens follow the prompt, which is the same here.
-            given = b"" if where == "prompt" else _ids(connection, first, a, "prompt")
-            from_start = offset + len(given) // ID_BYTES
+            prompt_ids = b"" if where == "prompt" else _ids(connection, first, a, "prompt")
+            from_start = offset + len(prompt_ids) // ID_BYTES
             return {
                 "call_a": a.id,
                 "call_b": b.id,
@@ -83,8 +83,8 @@ def _first_difference(
                 "where": where,
                 "offset": offset,
                 "shared_tokens": from_start,
-                "a": _token_context(connection, first, given + ids_a, from_start),
-                "b": _token_context(connection, second, given + ids_b, from_start),
+                "a": _token_context(connection, first, prompt_ids + ids_a, from_start),
+                "b": _token_context(connection, second, prompt_ids + ids_b, from_start),
             }
     if len(calls_a) == len(calls_b):
         return None
