@@ -8,9 +8,9 @@ import shlex
 import tarfile
 from typing import TYPE_CHECKING, Any
 
+from paddock.errors import StoreError
 from paddock.rollouts.folder_changes import decode_text, is_generated
-from paddock.store import rows, search, tags
-from paddock.store.packing import decompress
+from paddock.store import blobs, rows, search, tags
 from paddock.web.read_store import summaries, summarize_head
 from paddock.web.responses import PageNotFound
 
@@ -130,7 +130,7 @@ def rerun_command(record: RolloutRecord) -> str:
 
 def list_files(connection: sqlite3.Connection, rollout: LoadedRollout, record: RolloutRecord) -> list[dict[str, Any]]:
     """Files with their sizes; the size is None where the folder was not stored, or is too large to read."""
-    if record.workdir_blob is None or _size(connection, record.workdir_blob) > MAX_ARCHIVE_BYTES:
+    if record.workdir_blob is None or blobs.stored_bytes(connection, record.workdir_blob) > MAX_ARCHIVE_BYTES:
         return [{"path": path, "size": None} for path in record.workdir_files[:MAX_FILES]]
     members = _members(connection, rollout, record.workdir_blob)
     return [{"path": path, "size": member.size} for path, member in sorted(members.items())[:MAX_FILES]]
@@ -245,16 +245,12 @@ def _members(connection: sqlite3.Connection, rollout: LoadedRollout, digest: str
 
 def read_blob(connection: sqlite3.Connection, digest: str) -> bytes:
     """Raises PageNotFound."""
-    row = connection.execute("SELECT data FROM blobs WHERE digest = ?", (digest,)).fetchone()
-    if row is None:
-        raise PageNotFound("these files are no longer in the store", hint="its rollout may have been pruned")
-    return decompress(row[0])
-
-
-def _size(connection: sqlite3.Connection, digest: str) -> int:
-    """The stored size of the archive."""
-    row = connection.execute("SELECT length(data) FROM blobs WHERE digest = ?", (digest,)).fetchone()
-    return 0 if row is None else int(row[0])
+    try:
+        return blobs.read(connection, digest)
+    except StoreError:
+        raise PageNotFound(
+            "these files are no longer in the store", hint="its rollout may have been pruned"
+        ) from None
 
 
 def _clean(name: str) -> str:
