@@ -74,8 +74,8 @@ class Block:
         return f"{self.page}:{self.line}"
 
 
-def find_blocks(pages: list[Path] | None = None) -> list[Block]:
-    return [block for page in pages or find_pages() for block in read_blocks(page)]
+def find_blocks() -> list[Block]:
+    return [block for page in find_pages() for block in read_blocks(page)]
 
 
 def read_blocks(page: Path) -> Iterator[Block]:
