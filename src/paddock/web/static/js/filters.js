@@ -50,7 +50,7 @@ export function filterForm(filters, choose, clear, signal) {
   const search = h("input", {
     name: "q",
     type: "search",
-    placeholder: "Search transcripts, ids, tasks, errors…",
+    placeholder: "Search transcripts and names…",
     title: "All words have to occur. \"Words in quotes\" have to stand next to each other.",
     "aria-label": "Search",
     "aria-keyshortcuts": "/",

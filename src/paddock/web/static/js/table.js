@@ -35,7 +35,7 @@ const COLUMNS = [
   { name: "tokens", title: "Tokens", keep: 1, most: 90, sort: "tokens", class: "number", text: (row) => count((row.prompt_tokens ?? 0) + (row.completion_tokens ?? 0)) },
   { name: "wall", title: "Time", keep: 9, most: 110, sort: "wall", class: "number", text: (row) => duration(row.wall_s) },
   { name: "started", title: "Started", keep: 4, most: 150, sort: "started", text: (row) => ago(row.started_at), cell: (row) => h("time", { title: dateTime(row.started_at) }, ago(row.started_at)) },
-  { name: "id", title: "Rollout", keep: 10, most: 190, text: (row) => shorten(row.rollout_id, ID_CHARACTERS), cell: (row) => h("a", { href: placeUrl(["rollouts", row.rollout_id]) }, shorten(row.rollout_id, ID_CHARACTERS)) },
+  { name: "id", title: "Rollout", keep: 10, most: 190, text: (row) => shorten(row.rollout_id, ID_CHARACTERS), cell: (row) => h("a", { href: placeUrl(["rollouts", row.rollout_id]), title: row.rollout_id }, shorten(row.rollout_id, ID_CHARACTERS)) },
 ];
 
 /** How a rollout ended, or the stage that goes on. @param {any} row */
