@@ -46,6 +46,7 @@ export function rolloutsView(place, signal) {
   /** What broke, if the whole view is without it. @type {unknown} */
   let failed = null;
   let checking = 0;
+  let notIndexedBefore = 0;
 
   /** Show what broke. A store that cannot be read is reported once, in place of figures and a table. @param {any} error */
   function fail(error) {
@@ -83,9 +84,12 @@ export function rolloutsView(place, signal) {
     none.hidden = number !== 0;
     learning.element.hidden = figures.hidden = folds.hidden = number === 0;
     form.element.hidden = above.hidden = number === 0 && !form.isFiltered();
-    notIndexed.textContent = table.notIndexed ? `${count(table.notIndexed)} transcripts are still being made searchable.` : "";
+    notIndexed.textContent = table.notIndexed ? `${count(table.notIndexed)} transcripts are not searchable yet.` : "";
     clearTimeout(checking);
-    if (table.notIndexed) checking = setTimeout(() => signal.aborted || table.refresh().then(drawTotal), INDEXING_MS);
+    // In a folder that cannot be written, the number stays as it is.
+    const isIndexing = table.notIndexed > 0 && table.notIndexed !== notIndexedBefore;
+    notIndexedBefore = table.notIndexed;
+    if (isIndexing) checking = setTimeout(() => signal.aborted || refresh(true), INDEXING_MS);
   }
 
   async function drawFigures() {
@@ -142,7 +146,7 @@ export function rolloutsView(place, signal) {
   live("live", { rows: follower(table, (hasNew) => refresh(hasNew), signal) }, signal);
   /** @param {boolean} hasNew */
   async function refresh(hasNew) {
-    if (hasNew) await (table.list.total ? table.refresh().then(drawTotal) : show());
+    if (hasNew) await (table.list.total || table.notIndexed ? table.refresh().then(drawTotal) : show());
     drawFigures();
     learning.draw();
   }
