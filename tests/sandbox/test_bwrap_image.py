@@ -13,6 +13,8 @@ from paddock.config import PADDOCK_IMAGES
 from paddock.errors import SandboxError
 from paddock.limits import MEBIBYTE, SandboxLimits
 from paddock.sandbox import Command, SandboxSpec, bwrap_image
+from paddock.sandbox.base import Mount
+from paddock.sandbox.image_root import find_skeleton
 from paddock.sandbox.images import store
 from paddock.sandbox.images.image import Image
 from paddock.sandbox.user_namespace import NOBODY, Identity, IdRange, find_identity
@@ -72,6 +74,21 @@ def test_a_work_folder_that_cannot_be_made_is_named(identity: Identity, tmp_path
     with pytest.raises(SandboxError, match="cannot have a folder /etc/passwd: File exists") as caught:
         run(SandboxSpec(LIMITS, image=image), "true")
     assert caught.value.hint
+
+
+def test_sandboxes_with_the_same_mounts_share_a_skeleton(identity: Identity, tmp_path: Path) -> None:
+    mounts = [Mount(tmp_path, PurePosixPath("/opt/tools"))]
+    old = os.umask(0o077)
+    try:
+        first = find_skeleton(tmp_path / "skeletons", mounts, identity, {})
+    finally:
+        os.umask(old)
+    assert [path.stat().st_mode & 0o777 for path in (first, first / "opt/tools", first / "etc/hosts")] == [
+        *(0o755, 0o755, 0o644)
+    ]
+    assert find_skeleton(tmp_path / "skeletons", mounts, identity, {}) == first
+    assert find_skeleton(tmp_path / "skeletons", mounts, identity, {"program": b""}) != first
+    assert len(list((tmp_path / "skeletons").iterdir())) == 2
 
 
 def test_owners_change_or_pretend_to(image: Image, identity: Identity) -> None:
@@ -192,7 +209,7 @@ def test_nothing_is_left_and_the_layers_are_free_again(image: Image, tmp_path: P
         await sandbox.exec(Command("sleep 100 & true"), timeout=20)
         return sandbox
 
-    paths = use(SandboxSpec(LIMITS, image=image), act).host_paths
+    paths = use(SandboxSpec(LIMITS, image=image, readonly_tests={"test.sh": b""}), act).host_paths
     assert [path.exists() for path in paths] == [False]
     opened_store = store.default_store()
     opened_store.remove("small")

@@ -76,26 +76,26 @@ class ImageBwrapSandbox(ImageSandbox, BwrapSandbox):
         self._python = find_python()[0]
         runtime = find_host_runtime(self._python)
         self._guest_python = self.runtime_python = runtime.python
-        layers = self._held.enter_context(default_store().hold(self.image))
+        images = default_store()
+        layers = self._held.enter_context(images.hold(self.image))
         self._image_layers = (*layers, *self.spec.extra_layers)
         self._find_home()
         self._base_env = dict(image_root.base_environment(self.image.config, ROOT_HOME))
-        own_folder = host_folder(self.id)
-        own_folder.mkdir(mode=0o755)
-        self.host_paths = (own_folder,)
         self._mounts = [*with_portable_programs(self.spec.mounts), *runtime.mounts]
         if self.spec.readonly_tests:
+            own_folder = host_folder(self.id)
+            own_folder.mkdir(mode=0o755)
+            self.host_paths = (own_folder,)
             write_tests(own_folder / "tests", self.spec.readonly_tests)
             self._mounts.append(Mount(own_folder / "tests", TESTS))
         for mount in self._mounts:
             if not mount.source.exists():
                 raise SandboxError(f"{mount.source} cannot be mounted: it does not exist")
-        skeleton = own_folder / "skeleton"
         programs = {}
         if self.spec.readonly_tests:
             programs["paddock-run"] = failing_paddock_run("image")
             self._base_env["PATH"] = f"{image_root.PROGRAMS}:{self._base_env['PATH']}"
-        image_root.make_skeleton(skeleton, self._mounts, self.identity, programs)
+        skeleton = image_root.find_skeleton(images.skeletons_folder, self._mounts, self.identity, programs)
         self._layers = (*self._image_layers, skeleton)
         if self.spec.writable_layer is not None:
             self._make_work_folder(self.spec.writable_layer)

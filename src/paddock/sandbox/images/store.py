@@ -80,6 +80,7 @@ class ImageStore:
         self.identity = identity or find_identity()
         self.images_folder = folder / "images"
         self.blobs_folder = folder / "blobs"
+        self.skeletons_folder = folder / self.identity.key / "skeletons"
         self._layers_folder = folder / self.identity.key / "layers"
         self._staging_folder = folder / self.identity.key / "tmp"
         self._locks: dict[Path, tuple[int, int]] = {}
