@@ -71,6 +71,7 @@ def test_the_files_of_a_task_show_its_faults(files: dict[str, dict[str, bytes]],
         ("the solution did not succeed: it did not end in time: ", "solution-times-out", "in time"),
         ("the solution did not succeed: exit code 2: ", "solution-fails", "fails"),
         ("Error: No working directory set. Please set a WORKDIR in your Dockerfile.", "no-work-folder", "WORKDIR"),
+        ("bash: connect: Network is unreachable", "host-does-not-answer", "proxy"),
         ("error: externally-managed-environment", "pip-externally-managed", "distribution"),
     ],
 )

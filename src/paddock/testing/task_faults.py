@@ -301,6 +301,12 @@ PATTERNS = (
         "raise [verifier] timeout_sec, or make the tests faster",
     ),
     _pattern(
+        HOST_DOES_NOT_ANSWER,
+        r"Network is unreachable",
+        "a program finds no route: it does not use the proxy",
+        "connect through the proxy that http_proxy and https_proxy name: there is no other way out of a sandbox",
+    ),
+    _pattern(
         "solution-times-out",
         r"the solution did not succeed: it did not end in time",
         "the solution did not end in time",
