@@ -36,11 +36,11 @@ def call_of_versions(*, first: str | None, last: str | None, admitted: str | Non
 @pytest.mark.parametrize(
     ("versions", "expected"),
     [
-        ({"first": "5", "last": "5", "admitted": None, "said": None}, (None, "5")),
-        ({"first": "5", "last": "6", "admitted": None, "said": None}, ("5", "6")),
-        ({"first": None, "last": None, "admitted": "8", "said": "9"}, ("8", "9")),
-        ({"first": "5", "last": "5", "admitted": "4", "said": "9"}, (None, "5")),
-        ({"first": None, "last": None, "admitted": None, "said": None}, (None, None)),
+        ({"first": "5", "last": "5", "admitted": None, "reported": None}, (None, "5")),
+        ({"first": "5", "last": "6", "admitted": None, "reported": None}, ("5", "6")),
+        ({"first": None, "last": None, "admitted": "8", "reported": "9"}, ("8", "9")),
+        ({"first": "5", "last": "5", "admitted": "4", "reported": "9"}, (None, "5")),
+        ({"first": None, "last": None, "admitted": None, "reported": None}, (None, None)),
     ],
     ids=["engine", "engine, changed", "trainer, changed", "both", "nobody"],
 )

@@ -36,7 +36,8 @@ serve() {
         kill "${SERVERS[$port]}" 2>/dev/null || true
         wait "${SERVERS[$port]}" || true
     fi
-    "$@" > "$HOME/server-$port" 2>&1 &
+    : > "$HOME/server-$port"
+    "$@" >> "$HOME/server-$port" 2>&1 &
     SERVERS[$port]=$!
     until grep -q "http://" "$HOME/server-$port"; do
         if ! kill -0 "${SERVERS[$port]}"; then cat "$HOME/server-$port"; return 1; fi
