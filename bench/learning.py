@@ -152,10 +152,10 @@ async def learn(kind: str, seed: int, versions: int, store: Path) -> Curve:
 
 def rewards_of(view: TrainingView, versions: int) -> list[float]:
     """The mean reward of the rollouts of each version; that of the version before for a few rollouts."""
-    found = {each.version: each.reward.mean for each in view.versions if each.reward.count >= MEMBERS}
+    means = {each.version: each.reward.mean for each in view.versions if each.reward.count >= MEMBERS}
     rewards: list[float] = []
     for version in range(versions):
-        reward = found.get(version)
+        reward = means.get(version)
         rewards.append((rewards[-1] if rewards else 0.0) if reward is None else reward)
     return rewards
 

@@ -16,7 +16,7 @@ os.environ["PADDOCK_FLEET_LEASES"] = tempfile.mkdtemp(prefix="paddock-leases-")
 """Tests leave no lease for the user's next process, and find none of the user's."""
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-"""A shell that starts the tests in the background ignores it for them, and programs that a test starts inherit that."""
+"""A shell that starts the tests in the background ignores it for them, and the programs of a test inherit that."""
 
 settings.register_profile("paddock", deadline=None, max_examples=100, database=None)
 settings.load_profile("paddock")
