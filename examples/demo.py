@@ -84,8 +84,9 @@ async def main() -> int:
     paddock = Path(sys.executable).parent / "paddock"
     console.print("\n[bold green]Look closer[/]")
     console.print(f"  {paddock} trace show {record.rollout_id} --store {folder}", soft_wrap=True)
-    console.print(f"  {paddock} rollout shipped --model replay:{replay_file()} -n 2", soft_wrap=True)
-    console.print("  docs/rollouts.md tells how to bring your own task, agent and model")
+    console.print(f"  {paddock} view --store {folder}      # the same as a web page", soft_wrap=True)
+    console.print(f"  {paddock} rollout shipped --model demo -n 2", soft_wrap=True)
+    console.print("  docs/tutorial.md goes on from here, to your own environment, task and agent")
     return 0 if record.outcome == "ok" and record.reward == 1.0 else 1
 
 
