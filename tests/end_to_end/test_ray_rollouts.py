@@ -446,12 +446,14 @@ def test_forks_and_resumed_members_replay_their_calls_on_a_node(stage: Stage, tm
         async with ReplayServer(script(0.0), api_key=UPSTREAM_KEY) as server:
             model = Endpoint(server.url, "replay", api_key=UPSTREAM_KEY, engine="vllm")
             options: dict[str, Any] = {"model": model, "agent": python(f"{SPEAKING}\nsys.exit(converse())")}
-            options |= {"store": tmp_path, "engine": RayBackend(resources=SMALL)}
+            options |= {"store": tmp_path, "engine": RayBackend(resources=SMALL), "snapshots": True}
             stopped = await run_batch([a_task()], budget=Budget(calls=1), batch_id="b-one", **options)
             (resumed,) = (await run_batch([a_task()], resume="b-one", **options)).records
             (forked,) = (await fork(stopped.records[0], at=1, budget=Budget(calls=9), **options)).records
             for record in (resumed, forked):
-                assert (record.reward, record.fork["fidelity"]["replayed_calls"]) == (1.0, 1), record.error
+                fidelity = record.fork["fidelity"]
+                assert (record.reward, fidelity["replayed_calls"]) == (1.0, 1), record.error
+                assert (fidelity["files"]["state"], fidelity["files"]["compared_calls"]) == ("equal", 1), fidelity
             assert [served.turn for served in server.log] == [0, 1, 1]
 
     asyncio.run(play())

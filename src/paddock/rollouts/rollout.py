@@ -30,7 +30,7 @@ from paddock.errors import (
     VerifierError,
 )
 from paddock.limits import WHOLE_ANSWER_FACTOR, stall_seconds
-from paddock.rollouts.folder_fidelity import compare_with_source
+from paddock.rollouts.folder_fidelity import compare_later, compare_with_source
 from paddock.rollouts.fork import make_replay, read_calls, write_task
 from paddock.rollouts.judging import AgentTime, Ending, ModelUse, StallLimits, judge_calls, judge_stop
 from paddock.rollouts.recorder import LOG_BYTES, RolloutRecorder
@@ -271,9 +271,13 @@ class Rollout:
 
     async def _report_fidelity(self, replay: Replay) -> dict[str, Any]:
         report = replay.report.to_json()
-        if self._snapshots is not None:
-            store, pairs = self.context.store, replay.report.pairs
+        if self._snapshots is None:
+            return report
+        store, pairs = self.context.store, replay.report.pairs
+        if self._recorded is None:
             report["files"] = await store.run(compare_with_source, store, replay.source, self.calls, pairs)
+        else:
+            report["files"] = compare_later(pairs)
         return report
 
     def _judge(self, scene: Scene, *, timed_out: bool) -> Ending:

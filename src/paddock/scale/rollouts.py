@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.capture.trace import Call, Caller, Event, Level, LogprobsKind, Role
 from paddock.errors import ConfigError, SandboxError, StoreError
 from paddock.loopback import is_loopback_url
+from paddock.rollouts.folder_fidelity import compare_with_source
 from paddock.rollouts.judging import Ending
 from paddock.scale.cluster import ClusterHead, Resources, connect, disconnect, ray_module
 from paddock.scale.node_link import LinkLost, LinkMessage, NodeLink
@@ -270,6 +271,7 @@ class RayRun:
             case "finish":
                 self._update_record(message.value)
                 record.outcome = Outcome(message.value["outcome"])
+                await self._compare_files()
             case "event":
                 await store.run(store.add_event, rollout.id, Event(**message.value))
             case "call":
@@ -282,6 +284,16 @@ class RayRun:
             case "snapshot":
                 data, self._chunks = b"".join(self._chunks), []
                 await store.run(store.put_snapshot, rollout.id, {message.value: data})
+
+    async def _compare_files(self) -> None:
+        """Of a fork and the recorded rollout, whose snapshots the node does not have."""
+        rollout, store = self._rollout, self._batch.context.store
+        fidelity = rollout.record.fork.get("fidelity") or {}
+        if "pairs" in (fidelity.get("files") or {}):
+            calls = await store.run(store.calls, rollout.id)
+            source, pairs = rollout.record.fork["source"], fidelity["files"]["pairs"]
+            files = await store.run(compare_with_source, store, source, calls, pairs)
+            fidelity["files"] = rollout.recorder.mask.value(files)
 
     def _record_store_error(self, message: LinkMessage, error: StoreError) -> None:
         """As in a local rollout: a lost call invalidates it, a lost event does not."""
