@@ -167,9 +167,8 @@ class TokenEngine:
         self.calls.append(LoggedCall(body, prompt, ids))
         if request.path == "/inference/v1/generate":
             return web.json_response(vllm_generated(ids, finish))
-        events = EVENTS[self.engine](self, prompt, ids, finish, stop)
         if body.get("stream"):
-            return await self._stream(request, events)
+            return await self._stream(request, EVENTS[self.engine](self, prompt, ids, finish, stop))
         return web.json_response(WHOLE[self.engine](self, prompt, ids, finish, stop))
 
     async def _stream(self, request: web.BaseRequest, events: list[dict[str, Any]]) -> web.StreamResponse:
@@ -177,8 +176,7 @@ class TokenEngine:
         await response.prepare(request)
         for event in events:
             await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-        if self.engine != "llamacpp":
-            await response.write(b"data: [DONE]\n\n")
+        await response.write(b"data: [DONE]\n\n")
         return response
 
     def _tokenizer(self, path: str, body: dict[str, Any]) -> web.Response:
@@ -308,15 +306,5 @@ def llama_whole(
     return llama_end(prompt, ids, finish) | {"tokens": ids, "completion_probabilities": llama_entries(ids)}
 
 
-def llama_events(
-    engine: TokenEngine, prompt: list[int], ids: list[int], finish: str, stop: str | None
-) -> list[dict[str, Any]]:
-    events = [
-        {"content": "", "tokens": piece, "stop": False, "completion_probabilities": llama_entries(piece)}
-        for piece in engine.pieces(ids)
-    ]
-    return [*events, llama_end(prompt, ids, finish)]
-
-
 WHOLE: dict[str, Made] = {"vllm": vllm_whole, "sglang": sglang_whole, "llamacpp": llama_whole}
-EVENTS: dict[str, Made] = {"vllm": vllm_events, "sglang": sglang_events, "llamacpp": llama_events}
+EVENTS: dict[str, Made] = {"vllm": vllm_events, "sglang": sglang_events}

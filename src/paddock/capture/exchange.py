@@ -253,7 +253,7 @@ class Exchange:
                 self.endpoint,
                 request.path,
                 payload,
-                headers={**self.headers, **request.headers},
+                headers=self.headers,
                 idle=idle,
                 root=request.at_root,
             ) as response:

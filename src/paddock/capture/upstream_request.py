@@ -87,8 +87,6 @@ class UpstreamRequest:
     at_root: bool = False
     """Whether the path begins at the server's root."""
     has_other_token_api: bool = False
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """Headers that the engine needs."""
 
     @property
     def parameters(self) -> dict[str, Any]:

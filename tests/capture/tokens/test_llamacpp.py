@@ -27,7 +27,9 @@ TEXTS = (
 )
 
 
-async def ask(tokens: TokenConversations, upstream: Upstream, endpoint: Endpoint, number: int, chat: dict) -> Call:
+async def ask(
+    tokens: TokenConversations, upstream: Upstream, endpoint: Endpoint, number: int, chat: dict, max_tokens: int = 8
+) -> Call:
     call = Call(f"c{number}", number, request=chat)
     exchange = Exchange(
         call=call,
@@ -40,7 +42,7 @@ async def ask(tokens: TokenConversations, upstream: Upstream, endpoint: Endpoint
         reply=DiscardedReply(),
         mask=Mask.of_endpoint(endpoint),
         headers={},
-        max_tokens=8,
+        max_tokens=max_tokens,
         ends_at=asyncio.get_running_loop().time() + 50,
         tokens=tokens,
     )
@@ -74,5 +76,32 @@ def test_a_real_engine_gets_each_token_once() -> None:
                 assert later.usage["prompt_tokens_details"]["cached_tokens"] >= len(ids) - 1
             assert all(call.trainable for call in calls)
             assert [(call.token_mode or {})["render"] for call in calls] == ["first", "bridge", "bridge"]
+
+    asyncio.run(asyncio.wait_for(body(), 55))
+
+
+def test_characters_of_several_tokens_are_whole() -> None:
+    """A stream of llama.cpp leaves out each token that ends within a character, and it never has their logprobs."""
+
+    async def body() -> None:
+        weights = await find_weights(Path("/nowhere"), print)
+        async with open_local_server(weights, print) as url, Upstream() as upstream:
+            endpoint = Endpoint(url, weights.stem, engine="llamacpp")
+            source = RenderingSource(TokenSettings(), endpoint, upstream, thinking=None)
+            tokens = TokenConversations(source, print)
+            turn = [{"role": "user", "content": "Ten horses."}, {"role": "assistant", "content": "🐴" * 10}]
+            messages = [*turn * 3, turn[0]]
+            chat = {"messages": messages, "stream": True, "temperature": 0.0}
+            first = await ask(tokens, upstream, endpoint, 0, chat, 32)
+            messages += [first.message, {"role": "user", "content": "Go on."}]
+            second = await ask(tokens, upstream, endpoint, 1, {**chat, "messages": messages})
+            whole = open_tokenizer(str(weights)).decode(first.completion_token_ids, skip_special_tokens=True)
+            assert "🐴" in (text := first.message["content"])
+            assert text == whole.strip()
+            ids = first.prompt_token_ids + first.completion_token_ids
+            assert second.prompt_token_ids[: len(ids)] == ids
+            assert len(first.completion_token_ids) == first.usage["completion_tokens"]
+            assert 0 < len(first.logprobs) < len(first.completion_token_ids)
+            assert not first.trainable
 
     asyncio.run(asyncio.wait_for(body(), 55))

@@ -72,8 +72,6 @@ class TokenApi:
     """Reads a document or an event. The number is how many ids were read before."""
     takes_stop_strings: bool = True
     """Whether the ids and logprobs are complete if a stop string ends the answer."""
-    closes_streams: bool = False
-    """It closes the connection after a stream, without saying so."""
     can_stream: bool = True
     other: TokenApi | None = None
     """What to use if the server has no such path."""

@@ -1,8 +1,9 @@
 """llama.cpp: ids stand beside the logprobs; the ids of the prompt come from its own template and tokenizer.
 
 It gives no logprobs with `top_logprobs: 0`. A stream with logprobs is refused when there are tools, and lacks
-the token that ended the answer when there are none, so such calls are never streamed. `/completion` takes token ids
-and streams all of them, with their logprobs; after a stop string it leaves some out.
+the token that ended the answer when there are none, so such calls are never streamed. `/completion` takes token ids.
+Its stream leaves out every token that ends within a character, so it is not streamed either. The whole response has
+all tokens, without the logprobs of those; after a stop string it leaves tokens out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from paddock.capture.engines import InferenceEngine, Post, SampledPiece, TokenAp
 from paddock.capture.trace import LogprobsKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 PROMPT_FIELDS = (
     *("messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "reasoning_format"),
@@ -53,19 +54,30 @@ def write_token_request(request: TokenRequest) -> dict[str, Any]:
 
 
 def read_token_response(document: dict[str, Any], seen: int) -> SampledPiece:
-    entries = document.get("completion_probabilities") or ()
-    is_last = bool(document.get("stop"))
-    # The last event of a stream has no tokens, and every other one the new tokens.
+    ids = document.get("tokens") or []
+    entries = match_entries(ids, document.get("completion_probabilities") or ())
     usage = {"prompt_tokens": document.get("tokens_evaluated"), "completion_tokens": document.get("tokens_predicted")}
     if (cached := (document.get("timings") or {}).get("cache_n")) is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": cached}
     return SampledPiece(
-        ids=document.get("tokens") or [],
+        ids=ids,
         logprobs=[entry.get("logprob") for entry in entries],
         tops=[[(top.get("id"), top.get("logprob")) for top in entry.get("top_logprobs") or ()] for entry in entries],
-        finish_reason=FINISH_REASONS.get(str(document.get("stop_type")), "stop") if is_last else None,
-        usage=usage if is_last else None,
+        finish_reason=FINISH_REASONS.get(str(document.get("stop_type")), "stop"),
+        usage=usage,
     )
+
+
+def match_entries(ids: Sequence[int], entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The logprob entry of each id; an empty one for a token without."""
+    matched: list[dict[str, Any]] = []
+    position = 0
+    for token in ids:
+        entry = entries[position] if position < len(entries) else {}
+        is_own = entry.get("id", token) == token
+        matched.append(entry if is_own else {})
+        position += is_own
+    return matched
 
 
 async def encode_text(post: Post, model: str, text: str) -> list[int]:
@@ -95,7 +107,7 @@ ENGINE = InferenceEngine(
         write_token_request,
         read_token_response,
         takes_stop_strings=False,
-        closes_streams=True,
+        can_stream=False,
     ),
     tokenizer=TokenizerApi(encode_text, decode_ids),
     upgrade_hint="start the llama.cpp server with its own chat template (`--jinja`), so that /apply-template answers",

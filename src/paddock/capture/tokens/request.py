@@ -90,14 +90,12 @@ class TokenCall:
             seed=self.seed,
             is_stream=is_stream,
         )
-        headers = {"Connection": "close"} if is_stream and api.closes_streams else {}
         return UpstreamRequest(
             api.write(request),
             is_stream,
             path=api.path,
             at_root=api.at_root,
             has_other_token_api=api.other is not None,
-            headers=headers,
         )
 
     # -- responses ------------------------------------------------------------------------------------
