@@ -138,15 +138,15 @@ async def stream(request: web.BaseRequest, pieces: list[dict[str, Any]], *, done
 # -- steps --------------------------------------------------------------------------------------------
 
 
-def ok(content: str = "Hello.", tool: str | None = None, **changes: Any) -> Step:
+def ok(content: str = "Hello.", tool: str | None = None, finish: str = "stop", **changes: Any) -> Step:
     async def step(server: ScriptedModel, request: web.BaseRequest, body: dict[str, Any]) -> web.StreamResponse:
         if body.get("stream") and tool is None:
-            return await stream(request, chunks(body))
+            return await stream(request, chunks(body, finish))
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if tool is not None:
             function = {"name": tool, "arguments": '{"command":"ls"}'}
             message["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
-        answer = document(server.engine, body, message) | changes
+        answer = document(server.engine, body, message, finish) | changes
         return web.json_response(answer)
 
     return step

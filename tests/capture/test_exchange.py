@@ -50,6 +50,23 @@ def test_a_lasting_failure_is_sent_once_in_a_form_that_no_agent_retries() -> Non
     run(body())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_the_engine_gave_up_is_no_answer(stream: bool) -> None:
+    async def body() -> None:
+        async with start_proxy(ScriptedModel(ok(finish="abort"), ok())) as proxy:
+            got = await proxy.chat(stream=stream)
+            call = await proxy.last_call()
+            if stream:
+                assert "the endpoint cut the answer off" in got.text
+                assert not call.trainable
+                await proxy.chat("hello", stream=True)
+                call = await proxy.last_call()
+            assert (call.finish_reason, call.trainable) == ("stop", True)
+            assert [each["error"] for each in call.attempts] == ([] if stream else ["the endpoint cut the answer off"])
+
+    run(body())
+
+
 def test_an_endpoint_that_is_not_there_is_a_failure() -> None:
     async def body() -> None:
         async with start_proxy(ScriptedModel(), attempts=2) as proxy:

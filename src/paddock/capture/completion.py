@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MISSING_LOGPROB = -9999.0
 """vLLM's value for a missing logprob."""
 ID_PREFIX = "token_id:"
+GIVEN_UP = ("abort", "error")
+"""The finish reasons of an answer that the engine gave up, say to load weights. It is no answer."""
 
 
 class Completion:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from paddock.capture.call_summary import CallTimes
-from paddock.capture.completion import Completion
+from paddock.capture.completion import GIVEN_UP, Completion
 from paddock.capture.errors import FINAL_MESSAGE, ErrorReply, UpstreamFailure
 from paddock.capture.gate import AttemptAborted, CallGate, GatedAttempt
 from paddock.capture.paused_time import PausedTime
@@ -369,9 +369,12 @@ class Exchange:
 
     def _read(self, document: dict[str, Any]) -> bool:
         try:
-            return self._completion.read(document)
+            changed = self._completion.read(document)
         except UNEXPECTED_FORM as error:
             raise unexpected_form(error) from error
+        if self._completion.finish_reason in GIVEN_UP:
+            raise UpstreamFailure("the endpoint cut the answer off")
+        return changed
 
     async def _send_error(self, failure: UpstreamFailure, *, invite_retry: bool = False) -> None:
         """Send the error to the agent, as a status or in the stream, and so that it retries or does not."""

@@ -169,6 +169,16 @@ def test_bytes_that_are_no_request_are_refused(dialect: str, raw: bytes) -> None
         DIALECTS[dialect]().parse(raw, Route("complete"))
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_half_of_an_emoji_is_replaced(dialect: str) -> None:
+    """Programs in JavaScript write it as an escape when they cut a text within an emoji."""
+    client = CLIENTS[dialect]
+    written = json.dumps(client.request(client.user_turn("HERE")).body)
+    raw = written.replace("HERE", r"a\ud83d b\ude00 c\\ud83d d\ud83d\ude00").encode()
+    parsed = DIALECTS[dialect]().parse(raw, Route("complete"))
+    assert parsed.chat["messages"][-1]["content"] == "a\ufffd b\ufffd c\\ud83d d😀"
+
+
 @pytest.mark.parametrize("dialect", ["responses", "anthropic", "google"])
 def test_too_deep_nesting_is_refused_everywhere(dialect: str) -> None:
     nested = '{"properties":' * 450 + '{"items":' * 450 + "{}" + "}" * 900

@@ -193,13 +193,14 @@ def test_a_cut_off_answer_is_stored_as_it_was_and_continued() -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_an_answer_that_the_engine_cut_off_is_asked_for_again(engine: str, text: str, stream: bool) -> None:
     async def body() -> None:
-        answers = [Reply(text, "<|im_end|>" if not text else None, "abort"), Reply("A whole answer.")]
-        async with token_proxy(lambda prompt, calls: answers[min(calls, 1)], engine) as proxy:
+        stop = "<|im_end|>" if not text else None
+        answers = [Reply(text, stop, "abort"), Reply(text, stop, "error"), Reply("A whole answer.")]
+        async with token_proxy(lambda prompt, calls: answers[min(calls, 2)], engine) as proxy:
             call = await send(proxy, [SYSTEM, USER], stream=stream)
-            assert [each["error"] for each in call.attempts] == ["the endpoint cut the answer off"]
+            assert [each["error"] for each in call.attempts] == ["the endpoint cut the answer off"] * 2
             assert (call.message["content"], call.finish_reason) == ("A whole answer.", "stop")
             server: Any = proxy.model
-            assert call.completion_token_ids == server.calls[1].sampled
+            assert call.completion_token_ids == server.calls[2].sampled
 
     run(body())
 

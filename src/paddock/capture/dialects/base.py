@@ -7,6 +7,7 @@ long as its rollout, so it may keep replies that later requests refer to.
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from paddock.capture.errors import ErrorReply
 
 JSON = "application/json"
+ESCAPES = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+"""Every escape of a JSON text; `half` is one half of a surrogate pair without the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +153,19 @@ def load_body(raw: bytes) -> dict[str, Any]:
     """The body as an object. Raises BadRequest."""
     try:
         body = orjson.loads(raw or b"null")
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    except orjson.JSONDecodeError:
+        try:
+            body = orjson.loads(replace_half_surrogates(raw))
+        except orjson.JSONDecodeError as error:
+            raise BadRequest(f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     return body
+
+
+def replace_half_surrogates(raw: bytes) -> bytes:
+    """Agents in JavaScript write them when they cut a text within an emoji. No tokenizer has ids for them."""
+    return ESCAPES.sub(lambda escape: rb"\ufffd" if escape["half"] else escape[0], raw)
 
 
 def check_depth(body: dict[str, Any]) -> None:

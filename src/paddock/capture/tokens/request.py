@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from paddock.capture.completion import GIVEN_UP
 from paddock.capture.engines import STANDARD_NEUTRAL, TokenRequest
 from paddock.capture.errors import UpstreamFailure
 from paddock.capture.tokens.rendering import LATE_NAMES, plain_text
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from paddock.capture.tokens.rendering import ParsedReply, Rendering
 
 MODE_CODE = "token_mode"
-CUT_OFF = "abort"
-"""The finish reason of a call that the engine ended itself, say to load weights. Its answer is none."""
 
 
 class TokenModeRefusal(UpstreamFailure):
@@ -147,7 +146,7 @@ class TokenCall:
             raise UpstreamFailure(f"the endpoint's answer has an unexpected form: {error}") from error
         if piece.prompt_ids is not None and piece.prompt_ids != self.prompt:
             raise UpstreamFailure("the endpoint used other prompt ids than it was sent", retryable=False)
-        if piece.finish_reason == CUT_OFF:
+        if piece.finish_reason in GIVEN_UP:
             raise UpstreamFailure("the endpoint cut the answer off")
         if piece.finish_reason is not None and not piece.ids and not self._stream.ids:
             raise UpstreamFailure(f"the endpoint returned no token ids; {self.engine.upgrade_hint}", retryable=False)
