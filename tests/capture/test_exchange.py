@@ -62,7 +62,7 @@ def test_an_answer_that_the_engine_gave_up_is_no_answer(stream: bool) -> None:
                 await proxy.chat("hello", stream=True)
                 call = await proxy.last_call()
             assert (call.finish_reason, call.trainable) == ("stop", True)
-            assert [each["error"] for each in call.attempts] == ([] if stream else ["the endpoint cut the answer off"])
+            assert len(call.attempts) == (0 if stream else 1)
 
     run(body())
 
