@@ -23,6 +23,9 @@ from paddock.errors import ConfigError
         {"ping_interval": 0},
         {"ping_timeout": -1},
         {"step_timeout": float("nan")},
+        {"max_sessions": "3"},
+        {"step_timeout": "5"},
+        {"threads": 2.5},
     ],
 )
 def test_a_limit_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:

@@ -148,6 +148,7 @@ ORDER = [
         "seccomp",
         "errors",
         "types",
+        "field_types",
         "limits",
         "loopback",
         "config",

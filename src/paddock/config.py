@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 from paddock.errors import ConfigError
+from paddock.field_types import check_types
 from paddock.limits import MEBIBYTE
 
 if TYPE_CHECKING:
@@ -342,6 +343,7 @@ class Limits:
     """A peer that reads nothing of what waits for it is disconnected after this long."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.max_sessions < 1:
             raise ConfigError(f"max_sessions is {self.max_sessions}", hint="allow at least one session")
         for name in ("session_timeout", "step_timeout"):
@@ -385,6 +387,7 @@ class Access:
     """A browser origin that may connect, beside our own."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.token is not None and not self.token.strip():
             raise ConfigError("the token is blank", hint="give --auth-token or PADDOCK_AUTH_TOKEN a word, or neither")
 
@@ -405,6 +408,7 @@ class ServerConfig:
     """Finds the class or factory in a child process, where that cannot import it by its name."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.isolation not in (None, *get_args(IsolationKind)):
             raise ConfigError(f"isolation is {self.isolation!r}", hint="give 'thread' or 'process'")
         if self.sessions_per_process is not None and self.sessions_per_process < 1:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from paddock.errors import ConfigError
+from paddock.field_types import check_types
 
 MEBIBYTE = 1024 * 1024
 GIBIBYTE = 1024 * MEBIBYTE
@@ -15,6 +16,7 @@ BUILD_SECONDS = 600.0
 
 
 def _check_positive(value: Any) -> None:
+    check_types(value)
     for each in fields(value):
         limit = getattr(value, each.name)
         if limit is not None and not 0 < limit < math.inf:

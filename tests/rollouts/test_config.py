@@ -46,6 +46,50 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(wrong: dict[str, Any]) -
         RunConfig(model="demo", **wrong)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": None},
+        {"n": "3"},
+        {"parallel": 1.5},
+        {"retries": True},
+        {"temperature": "hot"},
+        {"consent": "no"},
+        {"snapshots": "no"},
+        {"budget": 5},
+        {"timeouts": 30},
+        {"fork": "r1"},
+        {"gate": 5},
+        {"api_key": [SECRET]},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_value_of_another_type_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=rf"^{name} has a value of type") as caught:
+        make_config(None, {"model": "demo", **wrong})
+    assert "it takes" in (caught.value.hint or "")
+
+
+def test_whole_numbers_and_objects_are_accepted() -> None:
+    def version() -> int:
+        return 7
+
+    config = RunConfig(model=NOBODY_THERE, temperature=1, agent_timeout=5, env=object, weight_version=version)
+    assert config.temperature == 1
+
+
+@pytest.mark.parametrize("tasks", [None, Task("x"), 5], ids=str)
+def test_tasks_must_be_a_list_or_a_name(tasks: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^tasks is"):
+        run(run_batch(tasks, model="demo"))
+
+
+def test_a_config_must_be_a_run_config() -> None:
+    with pytest.raises(ConfigError, match="the config has the type dict"):
+        run(run_rollout(Task("x"), {"model": "demo"}))  # type: ignore[arg-type]
+
+
 def test_an_endpoint_takes_no_key_beside_it() -> None:
     with pytest.raises(ConfigError, match="Endpoint already has"):
         RunConfig(model=NOBODY_THERE, api_key=SECRET)

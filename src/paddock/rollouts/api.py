@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +22,7 @@ from paddock.tasks.task import Task
 from paddock.tasks.taskset import load_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from paddock.rollouts.context import RunContext
@@ -74,7 +75,12 @@ async def run_batch(
     """
     config = make_config(config, fields)
     placement = find_placement(config.engine)
-    task_list = await asyncio.to_thread(load_tasks, tasks) if isinstance(tasks, str | Path) else list(tasks)
+    if isinstance(tasks, str | Path):
+        task_list = await asyncio.to_thread(load_tasks, tasks)
+    elif isinstance(tasks, Iterable):
+        task_list = list(tasks)
+    else:
+        raise ConfigError(f"tasks is {tasks!r}", hint="give a list of tasks, or the name or folder of a task")
     for task in task_list:
         if not isinstance(task, Task):
             raise ConfigError(f"{task!r} is not a Task", hint="load_tasks(NAME) loads tasks by name, folder or file")

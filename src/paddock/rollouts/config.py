@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from paddock.config import NO_OPTION
 from paddock.errors import ConfigError
+from paddock.field_types import check_types
 from paddock.limits import (
     LONGEST_PAUSE_SECONDS,
     PAUSE_SHARE,
@@ -202,6 +203,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """The only place where options are checked: a wrong number must not look like an outcome."""
+        check_types(self)
         if isinstance(self.network, str):
             NetworkPolicy.parse(self.network)
         if self.mode not in MODES:
@@ -344,6 +346,8 @@ class RunConfig:
 def make_config(config: RunConfig | None, values: Mapping[str, Any]) -> RunConfig:
     """A config from keywords, or with some of its fields replaced by them. Raises ConfigError for an unknown one."""
     if config is not None:
+        if not isinstance(config, RunConfig):
+            raise ConfigError(f"the config has the type {type(config).__name__}", hint="give RunConfig(model=…)")
         return config.with_fields(values)
     check_names(values)
     if "model" not in values:
