@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from capture import token_engine
 from capture.harness import TOOLS, run
 from capture.token_engine import Reply, tool_call
 from capture.tokens.harness import LISTING, SYSTEM, check_ids, continues, prompt_text, send, token_proxy
@@ -201,6 +202,29 @@ def test_an_answer_that_the_engine_cut_off_is_asked_for_again(engine: str, text:
             assert (call.message["content"], call.finish_reason) == ("A whole answer.", "stop")
             server: Any = proxy.model
             assert call.completion_token_ids == server.calls[2].sampled
+
+    run(body())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_prompt_that_the_engine_truncated_is_an_error(
+    engine: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def truncated(write: Any) -> Any:
+        return lambda server, prompt, *rest: write(server, prompt[3:], *rest)
+
+    for forms in (token_engine.WHOLE, token_engine.EVENTS):
+        if engine in forms:
+            monkeypatch.setitem(forms, engine, truncated(forms[engine]))
+
+    async def body() -> None:
+        async with token_proxy(lambda prompt, calls: "An answer.", engine) as proxy:
+            call = await send(proxy, [SYSTEM, USER], stream=stream)
+            assert call.error is not None
+            assert "the endpoint" in call.error
+            assert "prompt" in call.error
+            assert not call.trainable
 
     run(body())
 

@@ -146,6 +146,10 @@ class TokenCall:
             raise UpstreamFailure(f"the endpoint's answer has an unexpected form: {error}") from error
         if piece.prompt_ids is not None and piece.prompt_ids != self.prompt:
             raise UpstreamFailure("the endpoint used other prompt ids than it was sent", retryable=False)
+        counted = (piece.usage or {}).get("prompt_tokens")
+        if _is_count(counted) and counted != len(self.prompt):
+            message = f"the endpoint counted {counted} prompt tokens, and was sent {len(self.prompt)}"
+            raise UpstreamFailure(f"{message}: it must not truncate prompts", retryable=False)
         if piece.finish_reason in GIVEN_UP:
             raise UpstreamFailure("the endpoint cut the answer off")
         if piece.finish_reason is not None and not piece.ids and not self._stream.ids:
