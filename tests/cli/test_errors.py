@@ -38,6 +38,7 @@ from paddock.config import Limits, ServerConfig
         (["serve", "counter", "--host", "no host"], "cannot listen on 'no host'", "give --host"),
         (["serve", "os.path:join"], "join() could not be called", "name a class"),
         (["trace", "export", "--to", "nope"], "no form 'nope'", "use atif, jsonl"),
+        (["trace", "list", "--outcome", "okay"], "'okay' is not one of 'ok'", "paddock trace list --help"),
     ],
 )
 def test_an_unknown_command_is_reported_with_a_hint(
@@ -49,6 +50,16 @@ def test_an_unknown_command_is_reported_with_a_hint(
     output = capsys.readouterr().err
     assert message in output
     assert f"hint: {hint}" in output
+
+
+def test_a_full_disk_under_stdout_is_reported() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "paddock", "agents", "--json"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the output cannot be written: No space left on device\nhint: ")
+    assert "Traceback" not in done.stderr
 
 
 def test_every_form_of_an_export_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

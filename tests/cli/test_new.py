@@ -165,6 +165,15 @@ def test_a_project_that_cannot_be_finished_is_taken_back(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_error_of_a_write_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigError, match=r"cannot write '.*/maze': No space left"):
+        write(plan("maze", tmp_path), TYPED)
+
+
 def test_the_next_three_commands_are_reported(tmp_path: Path) -> None:
     (tmp_path / "my games").mkdir()
     done = paddock("new", "maze", "--tools", "--dir", "my games", cwd=tmp_path)

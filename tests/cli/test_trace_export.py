@@ -138,8 +138,8 @@ def test_a_list_without_a_match_is_not_an_empty_store(store: Path, tmp_path: Pat
         command = ["trace", "list", "--store", str(folder), *arguments]
         return CliRunner().invoke(paddock, command, standalone_mode=False).stderr
 
-    assert "no rollout matches --task another --outcome lost" in printed(
-        store, "--task", "another", "--outcome", "lost"
+    assert "no rollout matches --task another --outcome budget" in printed(
+        store, "--task", "another", "--outcome", "budget"
     )
     Store.open(tmp_path / "empty").close()
     assert "the store holds no rollouts" in printed(tmp_path / "empty")

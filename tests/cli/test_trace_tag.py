@@ -37,4 +37,5 @@ def test_tags_are_added_removed_and_printed(store: Path) -> None:
 def test_a_wrong_tag_or_rollout_is_refused(store: Path) -> None:
     assert isinstance(trace(store, "tag", "+good").exception, ConfigError)
     assert isinstance(trace(store, "tag", "r00aa", "+").exception, ConfigError)
+    assert isinstance(trace(store, "tag", "r00aa", "").exception, StoreError)
     assert isinstance(trace(store, "tag", "r-none", "+good").exception, StoreError)

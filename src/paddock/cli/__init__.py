@@ -5,6 +5,7 @@ Everything but the handler of Ctrl-C is imported inside functions, so that Ctrl-
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import IO, Any
 
@@ -13,6 +14,7 @@ from paddock.cli.interrupts import exit_on_interrupt, raise_on_interrupt
 from paddock.distribution import EXTRAS, package_command
 
 MISSING_PACKAGE = 1
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -53,6 +55,12 @@ def run(arguments: list[str] | None) -> int:
             raise
         print_error(f"this command needs {error.name}", package_command(error.name))
         return MISSING_PACKAGE
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        place = error.filename or "the output"
+        print_error(f"{place} cannot be written: {error.strerror}", "what was written is incomplete: make room first")
+        return 1
     except click.Abort:
         print_error("interrupted")
         return INTERRUPTED

@@ -144,7 +144,7 @@ def write(project: Project, kind: Kind) -> list[str]:
         if not isinstance(error, FileExistsError):
             shutil.rmtree(project.path, ignore_errors=True)
         raise ConfigError(
-            f"cannot write {error.filename!r}: {error.strerror}", hint="choose another --dir"
+            f"cannot write {str(error.filename or project.path)!r}: {error.strerror}", hint="choose another --dir"
         ) from error
     return sorted([*contents, f"{project.package}/py.typed"])
 

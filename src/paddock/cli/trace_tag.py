@@ -24,7 +24,7 @@ def command(words: tuple[str, ...], store: Path | None, as_json: bool) -> int:
 
     paddock trace tag r1a2b3c4 +look-again -done
     """
-    rollout_ids = [word for word in words if word[0] not in "+-"]
+    rollout_ids = [word for word in words if not word.startswith(("+", "-"))]
     add = [word[1:] for word in words if word.startswith("+")]
     remove = [word[1:] for word in words if word.startswith("-")]
     if not rollout_ids:

@@ -165,6 +165,8 @@ class Store:
                 if not error.data.get("full"):
                     raise
         dropped = {name: type(getattr(record, name))() for name in rows.LOGS if getattr(record, name)}
+        if not dropped:
+            return self._finish(record)
         logger.warning("rollout %s is stored without %s", record.rollout_id, ", ".join(dropped))
         metadata = {**record.metadata, "dropped_for_space": [*dropped]}
         return self._finish(replace(record, metadata=metadata, **dropped))

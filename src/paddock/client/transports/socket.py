@@ -185,7 +185,7 @@ def _handshake_error(url: str, error: WSError) -> ConnectFailed:
     status = int(response.status) if response is not None else None
     hint = {
         401: "the server wants a token: Client(url, token=...)",
-        403: "the server refuses this host or origin",
+        403: "the server refuses this host or origin, or it has no /ws here: is the base URL right?",
         404: "the server has no /ws here: is the base URL right?",
     }.get(status or 0, "is this an environment server?")
     return ConnectFailed(f"{url} refused the connection ({status or error})", hint=hint, status=status)
