@@ -13,11 +13,11 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
-from paddock.errors import ConfigError, EnvironmentFailure, ToolFailure, ToolNotFound
+from paddock.errors import ConfigError, EnvironmentFailure, ToolFailure
 from paddock.protocol.mcp import tool_info, tool_result
 from paddock.protocol.redact import describe_error, redact
 from paddock.rubric import Rubrics
-from paddock.tools import ToolReturn, ToolSpec, collect_tools, tool
+from paddock.tools import ToolReturn, ToolSpec, collect_tools, tool, unknown_tool
 from paddock.types import (
     Action,
     CallToolAction,
@@ -183,8 +183,7 @@ class ToolEnvironment(Environment[Action, Observation, State]):
     def _bind(self, name: str, arguments: dict[str, Any]) -> tuple[ToolSpec, dict[str, Any]]:
         spec = self.tools.get(name)
         if spec is None:
-            names = ", ".join(self.tools) or "none"
-            raise ToolNotFound(f"Unknown tool: {name!r}", hint=f"tools here: {names}", tool_name=name)
+            raise unknown_tool(name, self.tools)
         return spec, spec.check(arguments)
 
     def _tool_list(self) -> ListToolsObservation:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args, get_type_hints, overload
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
 from pydantic import create_model as create_pydantic_model
 
-from paddock.errors import ConfigError, InvalidToolArguments
+from paddock.errors import ConfigError, InvalidToolArguments, ToolNotFound
 from paddock.protocol.finite import MESSAGE, find_nonfinite
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -199,6 +199,11 @@ def collect_tools(cls: type) -> dict[str, ToolSpec]:
             raise ConfigError(f"{cls.__name__} has two tools called {spec.name!r}")
         specs[spec.name] = spec
     return specs
+
+
+def unknown_tool(name: str, tools: dict[str, ToolSpec]) -> ToolNotFound:
+    """The error for a name that is none of `tools`."""
+    return ToolNotFound(f"Unknown tool: {name!r}", hint=f"tools here: {', '.join(tools) or 'none'}", tool_name=name)
 
 
 def _not_a_method(name: str) -> ConfigError:

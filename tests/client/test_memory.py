@@ -64,8 +64,9 @@ async def test_tools_work() -> None:
         assert (await env.call_tool("add", amount=2)).value == 2
         with pytest.raises(ToolFailure, match="it broke"):
             await env.call_tool("fail", text="it broke")
-        with pytest.raises(ToolNotFound):
+        with pytest.raises(ToolNotFound) as caught:
             await env.call_tool("nope")
+        assert "add" in str(caught.value.hint)
         with pytest.raises(InvalidToolArguments):
             await env.call_tool("add")
 

@@ -589,6 +589,15 @@ async def test_a_failing_tool_says_what_kind_of_failure(
     assert type(failure.value) is kind
 
 
+@pytest.mark.parametrize("counted", [True, False])
+async def test_an_unknown_tool_is_reported_with_the_tools_there_are(harness: Any, counted: bool) -> None:
+    one = harness(type("Some", (Kit,), {"mcp_calls_are_steps": counted}))
+    session = await one.manager.open(Origin.CREATED)
+    with pytest.raises(ToolNotFound, match="Unknown tool: 'nope'") as failure:
+        await one.execute(session, CallTool("nope", {}))
+    assert failure.value.hint == f"tools here: {', '.join(Kit.tools)}"
+
+
 async def test_a_call_that_did_not_run_is_no_step(harness: Any) -> None:
     one = harness(Kit)
     session = await one.manager.open(Origin.CREATED)

@@ -14,13 +14,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paddock.errors import NotSupported, PaddockError, ToolFailure, tool_error_class
+from paddock.errors import NotSupported, PaddockError, ToolFailure, ToolNotFound, tool_error_class
 from paddock.protocol.codec import model_fields
 from paddock.protocol.episode import CallTool, GetState, ListTools, Request, Reset, Step
 from paddock.protocol.mcp import plain_result, tool_listing, tool_result, with_score
 from paddock.sessions.spec import EnvironmentSpec, Method, Where, call_tool_action, list_tools_action
 from paddock.sessions.work import Work, is_done
-from paddock.tools import ToolReturn
+from paddock.tools import ToolReturn, unknown_tool
 from paddock.types import State
 
 if TYPE_CHECKING:
@@ -175,10 +175,10 @@ def _result_of_tool(session: Session, work: Work, value: Any) -> Any:
     return tool_result(value, tool)
 
 
-def _result_in_observation(session: Session, _: Work, observation: Any) -> Any:
+def _result_in_observation(session: Session, work: Work, observation: Any) -> Any:
     """The `tools/call` result inside a tool observation. Only a call that ran counts as a step."""
     error = getattr(observation, "error", None)
-    failure = None if error is None else _failure(session, error)
+    failure = None if error is None else _failure(session, work, error)
     if failure is None or type(failure) is ToolFailure:
         session.episode.record_step(is_done(observation))
     if failure is not None:
@@ -187,8 +187,11 @@ def _result_in_observation(session: Session, _: Work, observation: Any) -> Any:
     return with_score(result, observation.reward, is_done(observation))
 
 
-def _failure(session: Session, error: Any) -> ToolFailure:
+def _failure(session: Session, work: Work, error: Any) -> ToolFailure:
     """The error in a tool observation as ours: by the tool's own exception if that is known, else by its name."""
+    tools = getattr(session.environment, "tools", None)
+    if error.error_type == ToolNotFound.error_type and isinstance(tools, dict):
+        return unknown_tool(work.request.name, tools)  # type: ignore[union-attr]
     exception_type = getattr(getattr(session.environment, "mcp_client", None), "failed_by", None)
     kind: type[ToolFailure] = exception_type or tool_error_class(error.error_type)
     return kind(error.message)
