@@ -325,6 +325,28 @@ def test_a_cancelled_caller_loses_nothing(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_batch_that_is_not_complete_in_time_comes_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        place = Place()
+        place.hold("t1")
+        async with Streams(tmp_path) as streams:
+            source = streams.source(place, tasks(2))
+            async with streams.stream(source, batch_size=2, rounds=1, timeout=0.5) as stream:
+                while not stream.statistics().ready:
+                    await asyncio.sleep(0.01)
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(stream.take(), 0.2)
+                with pytest.raises(StreamError, match="nothing to train on"):
+                    await stream.take()
+                statistics = stream.statistics()
+                assert (statistics.ready, statistics.delivered, statistics.unacknowledged) == (1, 0, 0)
+                assert statistics.staleness == {}
+                place.release("t1")
+                assert sorted(ids(await stream.take())) == ["t0", "t1"]
+
+    run(work())
+
+
 def test_leaving_the_stream_while_a_group_is_written_logs_no_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

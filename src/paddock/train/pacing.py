@@ -88,11 +88,11 @@ class Pacing:
         self.taken += 1
         return max(self.version - oldest, 0)
 
-    def give_back(self, unit: int, oldest: int) -> None:
-        """Undo `take`: the caller was cancelled before it got the unit."""
+    def give_back(self, unit: int, oldest: int, version: int) -> None:
+        """Undo `take`, which was at that version: the caller was cancelled before it got the unit."""
         self._oldest[unit] = oldest
         self._ready.add(unit)
-        self.taken -= 1
+        self.taken -= version == self.version
 
     def due(self, version: int) -> int:
         """How many more units the trainer has to take before it may go on to `version`. 0: it may go on now."""

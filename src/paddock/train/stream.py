@@ -164,13 +164,18 @@ class Stream:
 
     async def take(self, count: int | None = None) -> list[ScoredGroup]:
         """The next `count` units; fewer at the end of the stream. Without a count: the units for one update of the
-        weights, which are `batch_size`, and more if others are due (see `due`)."""
+        weights, which are `batch_size`, and more if others are due (see `due`).
+
+        If it is cancelled or raises, the units that it had taken are the next ones again."""
         groups: list[ScoredGroup] = []
-        while len(groups) < (count or self.config.batch_size) or (count is None and self.due(self.version + 1)):
-            try:
+        try:
+            while len(groups) < (count or self.config.batch_size) or (count is None and self.due(self.version + 1)):
                 groups.append(await anext(self))
-            except StopAsyncIteration:
-                break
+        except StopAsyncIteration:
+            pass
+        except BaseException:
+            self._take_back(groups)
+            raise
         return groups
 
     async def acknowledge(self, *groups: ScoredGroup) -> None:
@@ -270,7 +275,8 @@ class Stream:
         return StreamStatistics(
             name=self.name,
             version=self._pacing.version,
-            running=len(self._running),
+            # A task lives a little longer than its unit runs.
+            running=len(self._pacing.oldest) - len(self._ready),
             ready=len(self._ready),
             delivered=self._delivered_rollouts,
             acknowledged=self._acknowledged,
@@ -305,7 +311,7 @@ class Stream:
         except BaseException:
             # The caller does not get it, so it is the next one again.
             self._ready = {number: group, **self._ready}
-            pacing.give_back(number, oldest)
+            pacing.give_back(number, oldest, version)
             self._notify()
             raise
         group = self._delivered[number] = group.delivered(version, staleness)
@@ -314,6 +320,16 @@ class Stream:
         self._staleness[staleness] += 1
         self._last_versions = group.versions or (None, None)
         return group
+
+    def _take_back(self, groups: Sequence[ScoredGroup]) -> None:
+        """Undo the delivery of units that nobody got."""
+        for group in groups:
+            del self._delivered[group.number]
+            self._delivered_rollouts -= len(group.rollouts)
+            self._staleness -= Counter((group.staleness,))
+            self._pacing.give_back(group.number, group.version - group.staleness, group.version)
+        self._ready = {**{group.number: group for group in groups}, **self._ready}
+        self._notify()
 
     def _failed(self, failure: Exception) -> StreamError:
         return StreamError(f"the stream {self.name} failed: {failure}", hint=getattr(failure, "hint", None))
