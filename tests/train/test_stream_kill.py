@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from paddock.errors import StoreError
 from paddock.store import Store
+from paddock.train.stream_state import StreamState
 
 GROUPS = 8
 TRAINER = """
@@ -26,6 +30,15 @@ async def work(folder, log, deadly):
 
 asyncio.run(work(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
 """
+HOLDER = """
+import sys
+from pathlib import Path
+from paddock.train.stream_state import StreamState
+
+state = StreamState(Path(sys.argv[1]), "run")
+print("open", flush=True)
+sys.stdin.read()
+"""
 
 
 def train(folder: Path, deadly: int) -> int:
@@ -35,6 +48,19 @@ def train(folder: Path, deadly: int) -> int:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tests)
     assert done.returncode in (0, -9), done.stderr
     return done.returncode
+
+
+def test_two_processes_do_not_have_one_stream(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    command = [sys.executable, "-c", HOLDER, folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline()
+        StreamState(folder, "other").close()
+        with pytest.raises(StoreError, match="another process has the stream run open"):
+            StreamState(folder, "run")
+        holder.kill()
+    StreamState(folder, "run").close()
 
 
 def test_every_group_is_acknowledged_once_if_the_trainer_is_killed(tmp_path: Path) -> None:

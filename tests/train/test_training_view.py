@@ -53,6 +53,17 @@ def test_what_was_left_out_and_reported_is_by_version(tmp_path: Path) -> None:
     assert first.tokens_per_second is not None
 
 
+def test_the_time_of_weights_that_a_trainer_goes_on_with_is_theirs(tmp_path: Path) -> None:
+    write(tmp_path).close()
+    state = StreamState(tmp_path, "run")
+    state.open({}, 9)
+    state.report(9, {"loss": 1.0})
+    state.set_version(10)
+    state.close()
+    seconds = {each.version: each.seconds for each in read_training(tmp_path, "run").versions}
+    assert seconds[9] is not None
+
+
 def test_streams_are_listed(tmp_path: Path) -> None:
     assert list_streams(tmp_path) == []
     write(tmp_path).close()

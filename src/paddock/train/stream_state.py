@@ -7,9 +7,12 @@ page reads the same tables.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import time
 from dataclasses import dataclass, fields
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 from paddock.errors import StoreError
@@ -167,11 +170,18 @@ class StreamState:
     """The tables of one stream. Every method raises StoreError if the file cannot be used."""
 
     def __init__(self, folder: Path, name: str) -> None:
+        """Raises StoreError if another process has the stream open: both would train on the same units."""
         self._database = Database(folder / FILE, SCHEMA, name=f"the streams of {folder}", named_rows=True)
         self._name = name
+        try:
+            self._lock = _lock(folder, name)
+        except BaseException:
+            self._database.close()
+            raise
 
     def close(self) -> None:
         self._database.close()
+        os.close(self._lock)
 
     def open(self, settings: Mapping[str, Any], version: int | None) -> SavedStream:
         """Create the stream, or restore the one of this name. Raises StoreError if its settings have changed."""
@@ -187,8 +197,9 @@ class StreamState:
                     f"the stream {self._name} was run with {row['settings']}, and now has {text}",
                     hint="give it the same settings, or another name",
                 )
-            elif version is not None:
+            elif version not in (None, row["version"]):
                 connection.execute("UPDATE streams SET version = ? WHERE name = ?", [version, self._name])
+                connection.execute("INSERT INTO versions VALUES (?, ?, ?)", [self._name, version, time.time()])
         return self._restore()
 
     def _restore(self) -> SavedStream:
@@ -288,6 +299,25 @@ class StreamState:
         with self._database.write() as connection:
             values = [self._name, version, time.time(), json.dumps(figures)]
             connection.execute("INSERT INTO reports VALUES (?, ?, ?, ?)", values)
+
+
+def _lock(folder: Path, name: str) -> int:
+    """A lock that this process holds until it closes the file or ends. Its children do not inherit it."""
+    path = folder / f"stream-{blake2b(name.encode(), digest_size=8).hexdigest()}.lock"
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be opened: {error.strerror}", hint="see that the folder is writable"
+        ) from error
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise StoreError(
+            f"another process has the stream {name} open", hint="end that process, or give another name"
+        ) from None
+    return handle
 
 
 def _unit(row: Any) -> StreamUnit:
