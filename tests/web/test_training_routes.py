@@ -4,6 +4,7 @@ from pathlib import Path
 
 from paddock.config import Access
 from paddock.store import Store
+from paddock.train.stream_state import StreamState
 from paddock.web.mounts import create_view_app
 from paddock.web.read_store import ReadStore
 from train.test_training_view import write
@@ -24,6 +25,15 @@ def test_the_page_shows_the_figures_of_a_stream(tmp_path: Path) -> None:
     view = browser.api("streams/run")
     assert view["versions"][0]["reward"]["mean"] == 0.5
     assert [(each["name"], len(each["rewards"])) for each in view["sources"]] == [("games", 2)]
+    browser.app.state.page.close()
+
+
+def test_the_name_of_a_stream_may_have_a_slash(tmp_path: Path) -> None:
+    browser = opened(tmp_path)
+    state = StreamState(tmp_path, "runs/7")
+    state.open({}, 3)
+    state.close()
+    assert browser.api("streams/runs%2F7")["version"] == 3
     browser.app.state.page.close()
 
 

@@ -30,7 +30,7 @@ class TrainingRoutes:
         return (self._store.folder / FILE).exists()
 
     def routes(self) -> list[Route]:
-        endpoints = [("/api/streams", self.streams), ("/api/streams/{name}", self.stream)]
+        endpoints = [("/api/streams", self.streams), ("/api/streams/{name:path}", self.stream)]
         return [Route(path, handle_errors(endpoint), methods=["GET"]) for path, endpoint in endpoints]
 
     async def streams(self, request: Request) -> Response:
