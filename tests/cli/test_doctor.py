@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paddock.cli import doctor
+from paddock.cli import doctor, run
 from paddock.distribution import EXTRAS
 from paddock.errors import SandboxError
 from paddock.sandbox import bwrap
@@ -43,7 +43,7 @@ def test_only_a_problem_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = doctor.Finding("b", "problem", "", "mend it")
     for findings, code in (([missing], 0), ([missing, problem], 1)):
         monkeypatch.setattr(doctor, "examine", lambda findings=findings: findings)
-        assert doctor.command.main(["--json"], standalone_mode=False) == code
+        assert run(["doctor", "--json"]) == code
 
 
 def test_a_taken_port_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:

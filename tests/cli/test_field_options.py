@@ -8,8 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from paddock.cli.commands import paddock
 from paddock.cli.field_options import _option, field_options, read_field_options
-from paddock.cli.serve import command as serve_command
 from paddock.config import Access, Limits, ServerConfig
 from paddock.limits import MEBIBYTE, Budget
 from paddock.rollouts.config import RunConfig
@@ -106,6 +106,6 @@ def test_a_variable_is_read_when_its_option_is_not_given(monkeypatch: pytest.Mon
     monkeypatch.setenv("PADDOCK_AUTH_TOKEN", "s3cr3t")
     assert parse_as(ServerConfig).limits.max_waiting == 7
     assert parse_as(ServerConfig, "--max-waiting", "8").limits.max_waiting == 8
-    output = CliRunner().invoke(serve_command, ["--help"]).output
+    output = CliRunner().invoke(paddock, ["serve", "--help"]).output
     assert "Also: PADDOCK_MAX_WAITING" in " ".join(output.split())
     assert "s3cr3t" not in output
