@@ -14,6 +14,7 @@ import signal
 import socket
 from abc import abstractmethod
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -84,18 +85,11 @@ class GuestSandbox(Sandbox):
 
     def settings(self) -> dict[str, Any]:
         """What the guest has to know: the arguments of its request `begin`."""
-        limits = self.spec.limits
         home = str(self.home)
         return {
             "home": home,
             "folders": [home, f"{home}/workdir", f"{home}/logs/verifier"],
-            "limits": {
-                "memory_bytes": int(limits.memory_bytes),
-                "cpu_seconds": float(limits.cpu_seconds),
-                "processes": int(limits.processes),
-                "disk_bytes": int(limits.disk_bytes),
-                "cpus": limits.cpus,
-            },
+            "limits": asdict(self.spec.limits),
             # Different for each sandbox, so that those with few processors do not all use the first ones.
             "first_processor": sum(self.id.encode()),
         }

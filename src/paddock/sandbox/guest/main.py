@@ -141,7 +141,7 @@ class Guest:
             os.chown(path, self.user, self.user)
 
     def _limit_resources(self, limits: dict[str, Any]) -> None:
-        """Limits that the kernel enforces. CommandRunner inherit them."""
+        """Limits that the kernel enforces. Commands inherit them."""
         address_space = max(LEAST_ADDRESS_SPACE, 2 * limits["memory_bytes"])
         files = min(MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         lower_limit(resource.RLIMIT_CORE, 0)
