@@ -130,6 +130,15 @@ def test_verl_runs_our_loop(answers: dict[str, Any]) -> None:
     assert result["trained"] > 0
 
 
+def test_verl_makes_our_loop_from_its_config_and_gets_no_more_tokens_than_it_takes(answers: dict[str, Any]) -> None:
+    result = answer(answers, "verl_makes_our_loop")
+    assert result["rewards"] == [12.0] * 3
+    assert result["task"] == "counting"
+    assert result["lengths"] == [[5, 60]] * 3
+    assert (result["masked"], result["cut"]) == (0, True)
+    assert result["shared"] == 2
+
+
 def test_skyrl_generates_in_two_environments_at_once(answers: dict[str, Any]) -> None:
     result = answer(answers, "skyrl_generates_at_once")
     assert result["rewards"] == [[12.0], [6.0]]

@@ -244,6 +244,60 @@ def verl_asks_the_servers(_: str, url: str, script: str) -> dict[str, Any]:
     }
 
 
+def make_counting_task(messages: list[dict[str, Any]]) -> Any:
+    from paddock.rollouts import Task
+
+    return Task(messages[-1]["content"], id="counting")
+
+
+def verl_makes_our_loop(_: str, url: str, script: str) -> dict[str, Any]:
+    """As verl's worker does it, from an entry of its config file."""
+    import tempfile
+
+    import hydra
+    from omegaconf import OmegaConf
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+
+    from paddock.train import verl
+
+    with tempfile.TemporaryDirectory() as store:
+        options = {"_target_": "paddock.train.verl.PaddockAgentLoop", "model": f"replay:{script}", "store": store}
+        sources = {"counting": {"environment": url}, "other": {"environment": url, "max_steps": 1}}
+        make_task = f"{__name__}.make_counting_task"
+        entries = OmegaConf.create(
+            [
+                {"name": "paddock", **options, "environment": url},
+                {"name": "several", **options, "sources": sources, "make_task": make_task},
+            ]
+        )
+        lengths = {"prompt_length": 5, "response_length": 60}
+        trainer = OmegaConf.create({"actor_rollout_ref": {"rollout": lengths}, "data": {}})
+        row = {"raw_prompt": [{"role": "user", "content": "count to six"}], "data_source": "counting"}
+
+        async def run(entry: Any, **changes: Any) -> Any:
+            given = {name: None for name in ("server_manager", "tokenizer", "processor", "dataset_cls")}
+            wrapped = {"trainer_config": DictConfigWrap(trainer), "data_config": DictConfigWrap(trainer.data)}
+            made = {**given, **wrapped, "hf_model_type": None, "tools": ToolListWrap([])}
+            return await hydra.utils.instantiate(config=entry, **made).run({"temperature": 1.0}, **row)
+
+        async def work() -> list[Any]:
+            return [await run(entry) for entry in (*entries, entries[0])]
+
+        verl._OPEN.clear()
+        outputs = asyncio.run(work())
+        shared = len(verl._OPEN)
+        for rollouts in verl._OPEN.values():
+            rollouts.close()
+    return {
+        "rewards": [output.reward_score for output in outputs],
+        "task": outputs[1].extra_fields["task_id"],
+        "lengths": [[len(output.prompt_ids), len(output.response_ids)] for output in outputs],
+        "masked": outputs[0].response_mask[0],
+        "cut": outputs[0].extra_fields["cut_off_tokens"] > 0,
+        "shared": shared,
+    }
+
+
 class Guesser:
     """In place of Tinker's sampling: guesses 4, then what is left above or below."""
 
@@ -331,5 +385,6 @@ report(
     skyrl_generates_at_once,
     verl_loop,
     verl_asks_the_servers,
+    verl_makes_our_loop,
     tinker_groups,
 )
