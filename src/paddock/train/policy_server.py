@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SHUTDOWN_SECONDS = 1.0
+LARGEST_REQUEST = 1 << 28
+"""Bytes. A prompt of 100,000 ids is more than aiohttp's default of 1 MiB in some vocabularies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class PolicyServer:
     def __init__(self, model: str) -> None:
         self._model = model
         self._queues: dict[str, PromptQueue] = {}
-        app = web.Application()
+        app = web.Application(client_max_size=LARGEST_REQUEST)
         app.router.add_post("/{key}/v1/completions", self._complete)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
 
