@@ -20,7 +20,7 @@ from paddock.limits import MEBIBYTE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-Mode = Literal["simulation", "production"]
+ServerMode = Literal["simulation", "production"]
 IsolationKind = Literal["thread", "process"]
 ValueT = TypeVar("ValueT")
 
@@ -31,7 +31,7 @@ NO_OPTION = {"option": False}
 ZERO_IS_NO_LIMIT = {"minimum": 0, "zero_is_none": True}
 
 
-def parse_mode(text: str) -> Mode:
+def parse_mode(text: str) -> ServerMode:
     """`simulation` (reset, step and state over HTTP) or `production` (agents only). Raises ConfigError."""
     return _read_as(_mode, "mode", text)
 
@@ -69,8 +69,8 @@ def _read_as(parse: Callable[[str], ValueT], name: str, text: str, *, secret: bo
         raise ConfigError(f"{name} cannot be used" if secret else f"{name} is {text!r}", hint=str(error)) from None
 
 
-def _mode(text: str) -> Mode:
-    for mode in get_args(Mode):
+def _mode(text: str) -> ServerMode:
+    for mode in get_args(ServerMode):
         if text.lower() == mode:
             return mode  # type: ignore[no-any-return]
     raise ValueError("use simulation or production")
@@ -157,7 +157,7 @@ MAX_PARALLEL_ROLLOUTS = 1024
 
 # Servers and their clients.
 PADDOCK_AUTH_TOKEN = _text("PADDOCK_AUTH_TOKEN", "Bearer token of the server. Clients send it.", secret=True)
-PADDOCK_MODE: Variable[Mode] = Variable(
+PADDOCK_MODE: Variable[ServerMode] = Variable(
     "PADDOCK_MODE", _mode, "simulation", "`simulation`, or `production` without reset and step.", also="OPENENV_MODE"
 )
 PADDOCK_MAX_SESSIONS: Variable[int | None] = Variable(
@@ -398,7 +398,9 @@ class ServerConfig:
 
     limits: Limits = field(default_factory=Limits)
     access: Access = field(default_factory=Access)
-    mode: Mode = field(default="simulation", metadata={"choices": get_args(Mode), "variable": PADDOCK_MODE})
+    mode: ServerMode = field(
+        default="simulation", metadata={"choices": get_args(ServerMode), "variable": PADDOCK_MODE}
+    )
     """production: agents get no HTTP reset, step and state."""
     isolation: IsolationKind | None = field(default=None, metadata={"choices": get_args(IsolationKind)})
     """process: sessions run in child processes. Default: what the class declares, or thread."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from paddock.errors import ConfigError
 from paddock.limits import LONGEST_PAUSE_SECONDS, Budget
 from paddock.models.weight_version import Weights
 
 PAUSE_TIMEOUTS = ("pause_timeout", "unary_pause_timeout")
-Mode = Literal["transparent_proxy", "black_box"]
+CaptureMode = Literal["transparent_proxy", "black_box"]
+CAPTURE_MODES: tuple[CaptureMode, ...] = get_args(CaptureMode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class TokenSettings:
 
 @dataclass(frozen=True, slots=True)
 class CaptureSettings:
-    mode: Mode = "transparent_proxy"
+    mode: CaptureMode = "transparent_proxy"
     """`transparent_proxy` changes each call so that it can be trained on; `black_box` only records."""
     budget: Budget = field(default_factory=Budget)
     thinking: bool | None = None
@@ -59,8 +60,8 @@ class CaptureSettings:
     """When the rollout's time ends, on the clock of `time.monotonic`. Pauses move it."""
 
     def __post_init__(self) -> None:
-        if self.mode not in ("transparent_proxy", "black_box"):
-            raise ConfigError(f"mode is {self.mode!r}", hint="use transparent_proxy or black_box")
+        if self.mode not in CAPTURE_MODES:
+            raise ConfigError(f"mode is {self.mode!r}", hint=f"use {' or '.join(CAPTURE_MODES)}")
         for name in ("call_timeout", "idle_timeout", "unary_timeout", "keep_alive", "attempts", *PAUSE_TIMEOUTS):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="give a number above 0")

@@ -134,9 +134,7 @@ def build_request(
         del body[field_name]
     if "n" in body:
         body["n"] = 1
-    sampling = {**STANDARD_NEUTRAL, **engine.neutral_sampling}
-    if settings.temperature is not None:
-        sampling["temperature"] = settings.temperature
+    sampling = sampling_fields(settings, engine)
     logprobs = {"logprobs": True, "top_logprobs": max(settings.top_logprobs, engine.min_top_logprobs)}
     body.update({**sampling, **logprobs, **engine.token_id_fields})
     if settings.thinking is not None and engine.takes_template_arguments:
@@ -157,6 +155,14 @@ def build_request(
         body["stream"] = False
         body.pop("stream_options", None)
     return UpstreamRequest(body, bool(body.get("stream")), [group & body.keys() for group in added_fields])
+
+
+def sampling_fields(settings: CaptureSettings, engine: InferenceEngine) -> dict[str, Any]:
+    """The sampling parameters of a call. The temperature is one of them unless it is left to the agent."""
+    sampling = {**STANDARD_NEUTRAL, **engine.neutral_sampling}
+    if settings.temperature is not None:
+        sampling["temperature"] = settings.temperature
+    return sampling
 
 
 def adapt(

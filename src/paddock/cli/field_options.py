@@ -26,7 +26,7 @@ TYPES: dict[str, Any] = {
     "int": int,
     "float": float,
     "str": str,
-    "Mode": str,
+    "CaptureMode": str,
     "Path": click.Path(path_type=Path),
 }
 SET_OF_TEXTS = "frozenset[str]"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from paddock.scale.autoscale import ScalingPolicy
-    from paddock.scale.gateway import Mode
+    from paddock.scale.gateway import GatewayMode
 
 ALL_ADDRESSES = ("0.0.0.0", "::")
 
@@ -49,7 +49,7 @@ class RayOptions:
     """A running cluster, HOST:6379. Also: RAY_ADDRESS. Default: start one here."""
     ship: Path | None = None
     """With ray: a folder to copy to every node."""
-    gateway: Mode = field(default="forward", metadata={"choices": ("forward", "redirect")})
+    gateway: GatewayMode = field(default="forward", metadata={"choices": ("forward", "redirect")})
     """With ray: forward sockets to their host, or redirect clients there."""
 
 

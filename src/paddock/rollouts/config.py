@@ -12,9 +12,10 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from paddock.capture.settings import CAPTURE_MODES, CaptureMode, CaptureSettings, TokenSettings
 from paddock.config import NO_OPTION
 from paddock.errors import ConfigError
 from paddock.field_types import check_types
@@ -36,15 +37,12 @@ if TYPE_CHECKING:
 
     from paddock.agents.base import AgentBase
     from paddock.capture.gate import CallGate
-    from paddock.capture.settings import CaptureSettings
     from paddock.models.endpoint import Endpoint
     from paddock.models.weight_version import Weights
     from paddock.rollouts.api import PlacementBackend
     from paddock.rollouts.fork import ForkPoint
     from paddock.store import Store
 
-Mode = Literal["transparent_proxy", "black_box"]
-MODES: tuple[Mode, ...] = ("transparent_proxy", "black_box")
 LOCAL = "local"
 BACKENDS = {LOCAL: "", "ray": "paddock.scale.rollouts:RayBackend"}
 """Placement backends by the name that `engine` has for them: where the class of each is."""
@@ -115,7 +113,7 @@ class RunConfig:
 
     # -- what is sampled and captured ---------------------------------------------------------------
 
-    mode: Mode = "transparent_proxy"
+    mode: CaptureMode = "transparent_proxy"
     """transparent_proxy, or black_box.
 
     `black_box` passes model calls on unchanged: their text is kept, their tokens are not."""
@@ -206,8 +204,8 @@ class RunConfig:
         check_types(self)
         if isinstance(self.network, str):
             NetworkPolicy.parse(self.network)
-        if self.mode not in MODES:
-            raise ConfigError(f"mode is {self.mode!r}", hint=f"use {' or '.join(MODES)}")
+        if self.mode not in CAPTURE_MODES:
+            raise ConfigError(f"mode is {self.mode!r}", hint=f"use {' or '.join(CAPTURE_MODES)}")
         if self.verifier_mode not in (None, *VERIFIER_MODES):
             raise ConfigError(f"verifier_mode is {self.verifier_mode!r}", hint=f"use {', '.join(VERIFIER_MODES)}")
         if self.token_mode and self.mode != "transparent_proxy":
@@ -322,8 +320,6 @@ class RunConfig:
     ) -> CaptureSettings:
         """The settings of a rollout's capture. `answer_timeout` is how long the agent waits for a whole answer,
         `deadline` is when its time is up, as `time.monotonic` counts."""
-        from paddock.capture.settings import CaptureSettings, TokenSettings
-
         settings = CaptureSettings(
             mode=self.mode,
             budget=self.budget,

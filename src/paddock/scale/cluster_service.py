@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paddock.config import ServerConfig
-    from paddock.scale.gateway import Mode
+    from paddock.scale.gateway import GatewayMode
 
 DECISION_SECONDS = 0.25
 RESTART_PAUSE_SECONDS = 0.1
@@ -66,7 +66,7 @@ class ClusterConfig:
     host: str = LOOPBACK_ADDRESS
     port: int = 8000
     gateways: int = 1
-    mode: Mode = "forward"
+    mode: GatewayMode = "forward"
     ray_address: str | None = None
     folder: Path | None = None
     """Copied to every node, so that the target can be imported there."""

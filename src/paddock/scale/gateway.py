@@ -39,7 +39,7 @@ DEATH_DETECTION_SECONDS = 0.3
 HOST_REQUEST_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
 SUMMED_HEALTH_FIELDS = ("running", "hung", "threads")
-Mode = Literal["forward", "redirect"]
+GatewayMode = Literal["forward", "redirect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class GatewayConfig:
     """Hosts and other gateways prove with it that they belong to this cluster."""
     host_token: str | None = field(default=None, repr=False)
     """The bearer token for requests to hosts."""
-    mode: Mode = "forward"
+    mode: GatewayMode = "forward"
     queue_timeout: float = 0.0
     message_bytes: int = 100 * 1024 * 1024
     name: str = ""

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from paddock.capture.completion import GIVEN_UP
-from paddock.capture.engines import STANDARD_NEUTRAL, TokenRequest
+from paddock.capture.engines import TokenRequest
 from paddock.capture.errors import UpstreamFailure
 from paddock.capture.tokens.rendering import LATE_NAMES, plain_text
 from paddock.capture.tokens.streaming import ReplyStream
-from paddock.capture.upstream_request import MAX_TOKENS_FIELDS, Compatibility, UpstreamRequest
+from paddock.capture.upstream_request import MAX_TOKENS_FIELDS, Compatibility, UpstreamRequest, sampling_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,10 +72,9 @@ class TokenCall:
         if compatibility.uses_other_token_api and api.other is not None:
             api = api.other
         self._api = api
-        temperature = chat.get("temperature") if settings.temperature is None else settings.temperature
-        sampling = {**STANDARD_NEUTRAL, **self.engine.neutral_sampling}
-        if temperature is not None:
-            sampling["temperature"] = temperature
+        sampling = sampling_fields(settings, self.engine)
+        if (temperature := chat.get("temperature")) is not None:
+            sampling.setdefault("temperature", temperature)
         limits = [chat[name] for name in MAX_TOKENS_FIELDS if _is_count(chat.get(name))]
         is_stream = bool(chat.get("stream")) and api.can_stream
         request = TokenRequest(

@@ -10,13 +10,14 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
+from paddock.capture.settings import CAPTURE_MODES
 from paddock.config import HF_TOKEN
 from paddock.errors import ConfigError, InvalidToolArguments, TaskError
 from paddock.limits import Budget
 from paddock.models.endpoint import parse_model_url
-from paddock.rollouts.config import Mode, RunConfig
+from paddock.rollouts.config import RunConfig
 from paddock.sandbox.base import WORKDIR
 from paddock.tasks.task import Task, check_path
 
@@ -85,10 +86,9 @@ def check_request(
         raise wrong(
             "agent_timeout_s", f"is {agent_timeout_s:g}", f"give seconds above 0, up to {AGENT_SECONDS_LIMIT:g}"
         )
-    modes: tuple[Mode, ...] = get_args(Mode)
-    chosen = next((each for each in modes if each == (mode or modes[0])), None)
+    chosen = next((each for each in CAPTURE_MODES if each == (mode or CAPTURE_MODES[0])), None)
     if chosen is None:
-        raise wrong("mode", f"is {mode!r}", f"use {' or '.join(modes)}")
+        raise wrong("mode", f"is {mode!r}", f"use {' or '.join(CAPTURE_MODES)}")
     if idempotency_key is not None and len(idempotency_key) > MAX_KEY_CHARACTERS:
         raise wrong("idempotency_key", f"has {len(idempotency_key)} characters", f"use up to {MAX_KEY_CHARACTERS}")
     return RolloutRequest(
