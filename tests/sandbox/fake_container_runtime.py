@@ -13,6 +13,7 @@ import secrets
 import struct
 import tarfile
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -28,7 +29,7 @@ from paddock.sandbox.images.store import default_store
 from paddock.sandbox.nested_guest import start_nested_guest
 from sandbox import fake_runtime_images
 
-BIG = {"memory_bytes": 1 << 40, "cpu_seconds": 1e9, "processes": 1 << 20, "disk_bytes": 1 << 40, "cpus": None}
+BIG = asdict(SandboxLimits(memory_bytes=1 << 40, cpu_seconds=1e9, processes=1 << 20, disk_bytes=1 << 40))
 
 
 class Container:

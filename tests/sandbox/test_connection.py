@@ -6,19 +6,21 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paddock.errors import SandboxError
+from paddock.limits import SandboxLimits
 from paddock.sandbox.bundle import remote_program
 from paddock.sandbox.connection import GuestConnection
 from paddock.sandbox.transports import StreamTransport
 from sandbox.places import is_gone
 
 MEGABYTE = 1 << 20
-LIMITS = {"memory_bytes": 1 << 40, "cpu_seconds": 1e9, "processes": 1 << 20, "disk_bytes": 1 << 40, "cpus": None}
+LIMITS = asdict(SandboxLimits(memory_bytes=1 << 40, cpu_seconds=1e9, processes=1 << 20, disk_bytes=1 << 40))
 
 
 class PipeChannel:

@@ -38,7 +38,7 @@ async def ask(
         error_body=write_openai_error,
         endpoint=endpoint,
         upstream=upstream,
-        settings=CaptureSettings(tokens=TokenSettings()),
+        settings=CaptureSettings(temperature=0.0, tokens=TokenSettings()),
         reply=DiscardedReply(),
         mask=Mask.of_endpoint(endpoint),
         headers={},
