@@ -118,6 +118,8 @@ class TokenEngine:
     """Whether SGLang's events repeat all earlier tokens."""
     special: tuple[str, ...] = SPECIAL
     """The special tokens of its tokenizer."""
+    breaks: list[int] = field(default_factory=list)
+    """For each of the next streams, after how many events its connection breaks."""
     calls: list[LoggedCall] = field(default_factory=list)
     chat_bodies: list[dict[str, Any]] = field(default_factory=list)
     """Requests on the ordinary path."""
@@ -174,8 +176,12 @@ class TokenEngine:
     async def _stream(self, request: web.BaseRequest, events: list[dict[str, Any]]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for event in events:
+        count = self.breaks.pop(0) if self.breaks else len(events)
+        for event in events[:count]:
             await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        if count < len(events) and request.transport is not None:
+            request.transport.abort()
+            return response
         await response.write(b"data: [DONE]\n\n")
         return response
 

@@ -290,7 +290,7 @@ class Exchange:
             except UpstreamFailure as error:
                 failure = error
             # The first chunks are held back until there is content: until then a failed attempt can be repeated.
-            if self._completion.has_content and (pending or done):
+            if (pending or done) and self._has_content_to_send(pending):
                 await self._send_pending(pending, done=done)
             if failure is not None:
                 raise failure
@@ -321,6 +321,12 @@ class Exchange:
             if self.call.first_token is None and self._completion.has_content:
                 self.call.first_token = time.time()
         return False
+
+    def _has_content_to_send(self, pending: list[Chunk]) -> bool:
+        if self._token_call is None or self._attempt.is_committed:
+            return self._completion.has_content
+        # Tokens of a tool call are no text until it is complete.
+        return any(is_content(chunk) for _, chunk, _ in pending)
 
     async def _send_pending(self, pending: list[Chunk], *, done: bool) -> None:
         await self._attempt.commit()
@@ -394,6 +400,13 @@ def is_visible(chunk: dict[str, Any]) -> bool:
     """Whether a chunk has more than tokens, which were removed from it."""
     choices = chunk.get("choices") or ()
     return not choices or bool(choices[0].get("delta") or choices[0].get("finish_reason"))
+
+
+def is_content(chunk: dict[str, Any]) -> bool:
+    """Whether a chunk has a part of the answer, or its end."""
+    choice = (chunk.get("choices") or [{}])[0]
+    delta = choice.get("delta") or {}
+    return bool(choice.get("finish_reason") or any(value for name, value in delta.items() if name != "role"))
 
 
 def unexpected_form(error: Exception) -> UpstreamFailure:

@@ -37,7 +37,7 @@ async def token_proxy(
     """`changes` are settings, or fields of the engine."""
     options = {
         name: changes.pop(name)
-        for name in ("tokens_per_event", "cumulative", "missing_path", "special")
+        for name in ("tokens_per_event", "cumulative", "missing_path", "special", "breaks")
         if name in changes
     }
     template = CHATML if family == "default" else None

@@ -229,6 +229,29 @@ def test_a_prompt_that_the_engine_truncated_is_an_error(
     run(body())
 
 
+def test_a_stream_that_breaks_within_a_tool_call_is_asked_for_again() -> None:
+    async def body() -> None:
+        async with token_proxy(lambda prompt, calls: tool_call("bash", command="ls"), breaks=[4, 0]) as proxy:
+            call = await send(proxy, [SYSTEM, USER], tools=TOOLS, stream=True)
+            assert (call.error, len(call.attempts), call.finish_reason) == (None, 2, "tool_calls")
+            server: Any = proxy.model
+            assert call.completion_token_ids == server.calls[-1].sampled
+
+    run(body())
+
+
+def test_a_stream_that_breaks_after_some_text_is_an_error_that_the_agent_sees() -> None:
+    async def body() -> None:
+        async with token_proxy(lambda prompt, calls: "Some text and more of it.", breaks=[4]) as proxy:
+            call = await send(proxy, [SYSTEM, USER], stream=True)
+            assert "the connection to the endpoint broke" in str(call.error)
+            assert not call.trainable
+            again = await send(proxy, [SYSTEM, USER], stream=True)
+            assert (again.error, again.prompt_token_ids) == (None, call.prompt_token_ids)
+
+    run(body())
+
+
 def test_another_stop_token_stays_as_it_was_sampled() -> None:
     async def body() -> None:
         async with token_proxy(lambda prompt, calls: Reply("Done.", stop="<|endoftext|>")) as proxy:
