@@ -44,7 +44,22 @@ def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     import asyncio
 
     with interruptible():
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            work = _cancel_on_sigterm(work)
         return asyncio.run(work)
+
+
+async def _cancel_on_sigterm(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """`asyncio.run` does this only for SIGINT. An exception in any line would skip what it should clean up."""
+    import asyncio
+
+    task = asyncio.ensure_future(work)
+    if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 @contextmanager
