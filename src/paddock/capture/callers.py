@@ -33,6 +33,8 @@ STRAY = "a process that no longer belongs to the agent's command"
 
 @dataclass(frozen=True, slots=True)
 class _IdentifiedCall:
+    """A call, and the lineages of the processes that may have made it."""
+
     call: Call
     lineages: tuple[Lineage, ...]
 

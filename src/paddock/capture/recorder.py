@@ -25,6 +25,8 @@ LONGEST_WRITE_SECONDS = 60.0
 
 
 class CallRecorder:
+    """Makes the records of the calls of one proxy, and passes them on to be stored."""
+
     def __init__(self, on_call: Callable[[Call], Awaitable[None]], mask: Mask, log: Callable[[str], None]) -> None:
         self.calls: list[Call] = []
         self.step = ""

@@ -26,6 +26,8 @@ class TokenSettings:
 
 @dataclass(frozen=True, slots=True)
 class CaptureSettings:
+    """What the proxy of one rollout does with its calls."""
+
     mode: CaptureMode = "transparent_proxy"
     """`transparent_proxy` changes each call so that it can be trained on; `black_box` only records."""
     budget: Budget = field(default_factory=Budget)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 class Ownership:
+    """Which event loop and process a client belongs to."""
+
     __slots__ = ("_finalizer", "_loop", "_pid")
 
     def __init__(self) -> None:

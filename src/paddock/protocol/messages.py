@@ -39,6 +39,8 @@ class ResetArguments(BaseModel):
 
 
 class Envelope(BaseModel):
+    """What all messages of a client have beside their type."""
+
     model_config = ConfigDict(extra="forbid")
 
     id: int | None = Field(default=None, ge=0)

@@ -39,6 +39,8 @@ ROOT = PurePosixPath("/")
 
 @dataclass(frozen=True, slots=True)
 class CollectedArtifact:
+    """One artifact, packed."""
+
     source: PurePosixPath
     """Where it was in the sandbox."""
     path: str
@@ -213,6 +215,8 @@ def renamed(artifact: CollectedArtifact) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class CheckedArchive:
+    """An archive from the sandbox that is safe to unpack."""
+
     content: bytes
     """Without the links that lead out of it."""
     members: int

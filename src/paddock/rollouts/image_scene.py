@@ -33,6 +33,8 @@ IMAGE_STAGE = "image"
 
 
 class ImageScene(SandboxScene):
+    """The scene of a task with an image. `ImageWorkspace` has the sandbox."""
+
     def __init__(self, task: Task, context: RunContext, timeouts: RolloutTimeouts, recorder: RolloutRecorder) -> None:
         super().__init__(task, context, timeouts, recorder)
         config = context.config

@@ -90,11 +90,15 @@ class WorkspaceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModeChoice:
+    """Where the tests of a rollout are run, and why there."""
+
     mode: VerifierMode
     reason: str
 
 
 class ImageWorkspace:
+    """The sandboxes of a rollout on an image: the agent's, and those of the tests."""
+
     def __init__(self, task: Task, options: WorkspaceOptions) -> None:
         assert task.image is not None
         self.task = task

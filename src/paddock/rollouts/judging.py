@@ -31,6 +31,8 @@ CONTEXT = "the conversation is longer than the model's context"
 
 
 class Ending(NamedTuple):
+    """How a rollout or a step ends: the outcome, and its error."""
+
     outcome: Outcome
     error: str | None = None
 

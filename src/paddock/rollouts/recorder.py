@@ -35,6 +35,8 @@ LEVELS = (Level.TEXT, Level.LOGPROBS, Level.TOKENS)
 
 
 class RolloutRecorder:
+    """Writes one rollout into the store: its record, events, calls and outcome, with secrets masked."""
+
     def __init__(self, store: Store, record: RolloutRecord, mask: Mask, on_change: Callable[[], None]) -> None:
         """`on_change` is called after each event."""
         self.store = store

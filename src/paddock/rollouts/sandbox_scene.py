@@ -58,6 +58,8 @@ SPARE_SECONDS = 5.0
 
 
 class SandboxScene:
+    """The scene of an agent program in a sandbox without an image."""
+
     capture_deadline = False
     steps: Sequence[StepPlan] = ()
     is_repeatable = True

@@ -21,6 +21,8 @@ JOINED_LOG_CHARACTERS = 256 * 1024
 
 
 class StepLog:
+    """The results of the steps of a task, and the joined logs and transcript of all that have run."""
+
     def __init__(self, recorder: RolloutRecorder, names: Sequence[str]) -> None:
         self.results = [StepRecord(name, reward_reason=NOT_REACHED) for name in names]
         self._recorder = recorder

@@ -42,6 +42,8 @@ NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 
 @dataclass(frozen=True, slots=True)
 class VerifierResult:
+    """The reward that the tests gave, and what they printed."""
+
     reward: Reward
     exit_code: int | None = None
     stdout: str = ""

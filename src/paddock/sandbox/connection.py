@@ -35,6 +35,8 @@ ANSWER_SECONDS = 10.0
 
 
 class GuestListener(Protocol):
+    """Who is told what the guest reports."""
+
     def handle_event(self, event: list[Any]) -> None:
         """The guest reported something by itself."""
 
@@ -46,6 +48,8 @@ class GuestListener(Protocol):
 
 
 class GuestReply(NamedTuple):
+    """The result of a request to the guest."""
+
     result: Any
     descriptors: list[int]
     """The receiver closes them."""

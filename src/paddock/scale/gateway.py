@@ -44,6 +44,8 @@ GatewayMode = Literal["forward", "redirect"]
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
+    """The settings of one gateway of a cluster."""
+
     access: Access
     secret: str = field(repr=False)
     """Hosts and other gateways prove with it that they belong to this cluster."""

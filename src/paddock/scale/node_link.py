@@ -41,6 +41,8 @@ class LinkLost(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class LinkMessage:
+    """A message between a node and the driver: a kind, a JSON value, and bytes."""
+
     kind: str
     value: Any = None
     raw: bytes = b""

@@ -24,6 +24,8 @@ SETUP_ENTRY = "setup.sh"
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
+    """One step of a task, ready to be run."""
+
     step: TaskStep
     """With what is prepared before the step: its files and its health check."""
     task: Task

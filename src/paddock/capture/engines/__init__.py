@@ -94,6 +94,8 @@ def can_always_stream(body: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InferenceEngine:
+    """What the proxy has to know about one kind of inference engine."""
+
     name: str
     owned_by: tuple[str, ...] = ()
     """The `owned_by` of the models that it lists: identifies the engine."""

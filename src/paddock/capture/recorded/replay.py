@@ -39,6 +39,8 @@ WRITTEN_BY_HAND = "its answer was written by hand"
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
+    """A call of the source, and what the replay does when the agent makes it again."""
+
     call: Call
     view: tuple[MessageView, ...]
     is_answer: bool

@@ -34,6 +34,8 @@ from paddock.errors import PaddockError
 
 
 class FleetError(PaddockError):
+    """A failure of Fleet: the plane, an instance, or the way to them."""
+
     code = "FLEET_ERROR"
     http_status = 502
 
@@ -43,17 +45,23 @@ class FleetError(PaddockError):
 
 
 class Unreachable(FleetError, ConnectionError):
+    """No connection could be made, so nothing was executed."""
+
     code = "FLEET_UNREACHABLE"
     transient = True
 
 
 class AnswerLost(FleetError, ConnectionError):
+    """The connection broke after the request was sent."""
+
     code = "FLEET_ANSWER_LOST"
     ran: bool | None = None
     transient = True
 
 
 class FleetTimeout(FleetError, TimeoutError):
+    """No answer came within the deadline."""
+
     code = "FLEET_TIMEOUT"
     ran: bool | None = None
     transient = True
@@ -104,6 +112,8 @@ class RequestRefused(FleetError):
 
 
 class ProtocolError(FleetError, ValueError):
+    """The answer is not what the protocol requires."""
+
     code = "FLEET_PROTOCOL_ERROR"
     ran: bool | None = None
 
@@ -133,33 +143,49 @@ NOT_RUN_CODES = frozenset((-32700, -32600, -32601, -32602))
 
 
 class InstanceGone(FleetError, ConnectionError):
+    """The instance has ended."""
+
     code = "FLEET_INSTANCE_GONE"
 
 
 class ProvisioningFailed(FleetError, RuntimeError):
+    """No instance could be created, or it did not become ready."""
+
     code = "FLEET_PROVISIONING_FAILED"
 
 
 class ToolsUnavailable(FleetError, RuntimeError):
+    """No endpoint of the instance has a tool for the agent."""
+
     code = "FLEET_TOOLS_UNAVAILABLE"
 
 
 class UnknownTool(FleetError, ValueError, LookupError):
+    """The instance has no tool of this name."""
+
     code = "FLEET_UNKNOWN_TOOL"
 
 
 class ToolCallFailed(FleetError, RuntimeError):
+    """A tool call could not be made."""
+
     code = "FLEET_TOOL_CALL_FAILED"
 
 
 class ToolOutcomeUnknown(ToolCallFailed):
+    """A tool call was sent and its answer is lost: it may have been executed."""
+
     code = "FLEET_OUTCOME_UNKNOWN"
     ran: bool | None = None
 
 
 class VerifierInvalid(FleetError, ValueError):
+    """The source of a verifier cannot be used."""
+
     code = "FLEET_VERIFIER_INVALID"
 
 
 class EpisodeState(FleetError, RuntimeError):
+    """The method cannot be called in this state of the episode."""
+
     code = "FLEET_EPISODE_STATE"

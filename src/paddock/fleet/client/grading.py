@@ -32,6 +32,8 @@ JUDGE_RUNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Grade:
+    """What a verifier says about an episode. A reward of None is unknown."""
+
     reward: float | None = None
     failure_reason: str | None = None
     """None when the reward is to be trusted."""

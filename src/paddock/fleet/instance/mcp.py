@@ -169,6 +169,8 @@ def _encode(response: Any) -> JSONBytes:
 
 @dataclass(slots=True)
 class _KeptCall:
+    """A call with an idempotency key: its request, and the asyncio task that gives its response."""
+
     request: Any
     response: asyncio.Task[dict[str, Any]]
     started_at: float

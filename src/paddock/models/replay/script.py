@@ -110,11 +110,15 @@ class ScriptedFault(StrictModel):
 
 
 class TaskTurns(StrictModel):
+    """The turns for the conversations whose instruction contains `when`."""
+
     when: str = ""
     turns: list[ScriptedTurn] = Field(min_length=1)
 
 
 class ScriptFile(StrictModel):
+    """A whole script, as it is written in a file."""
+
     model: str = Field(default="replay", min_length=1)
     engine: Engine = "vllm"
     seed: int = 0

@@ -40,6 +40,8 @@ USED_UP = {"steps": "all steps were used up", "context": CONTEXT}
 
 
 class LoopScene:
+    """The scene of our own loop: it works in a tool session."""
+
     capture_deadline = True
     agent_sandbox: Sandbox | None = None
     steps: Sequence[StepPlan] = ()

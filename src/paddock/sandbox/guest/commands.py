@@ -23,6 +23,8 @@ CAPABILITIES = 64
 
 
 class CommandRunner:
+    """Starts the commands that the host requests, and reports how they end."""
+
     def __init__(self, guest: Guest) -> None:
         self._guest = guest
         self._multiplexer = guest.multiplexer

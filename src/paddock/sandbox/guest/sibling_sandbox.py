@@ -41,6 +41,8 @@ REMOVE_SCRIPT = 'chmod -R u+rwX -- "$1"; exec rm -rf -- "$1"'
 
 
 class SiblingSandboxes:
+    """Runs the commands of `paddock-run`, each in a sandbox that sees neither the tests nor the reward."""
+
     def __init__(self, guest: Guest) -> None:
         self._guest = guest
         self._readers = guest.multiplexer.readers

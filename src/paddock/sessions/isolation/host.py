@@ -94,6 +94,8 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 class Child:
+    """A child process that runs sessions."""
+
     def __init__(self, pid: int, control: socket.socket) -> None:
         self.pid = pid
         self.control = control

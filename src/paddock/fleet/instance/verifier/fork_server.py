@@ -28,6 +28,8 @@ SOCKETS_PER_RUN = 3
 
 @dataclass(slots=True)
 class VerifierChild:
+    """A forked process that runs one verifier."""
+
     pid: int
     exit_status: socket.socket
     """Where its exit status is reported. The runner closes its end when it gives up the run."""
@@ -41,6 +43,8 @@ class VerifierChild:
 
 
 class VerifierForkServer:
+    """Forks a process for each verifier, and reports how it ends."""
+
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.children: dict[int, VerifierChild] = {}
