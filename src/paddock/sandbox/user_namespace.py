@@ -206,16 +206,9 @@ def call_in_namespace(
     return _finish(process, function, timeout)
 
 
-def run_in_namespace(
-    argv: Sequence[str],
-    identity: Identity | None = None,
-    *,
-    pass_fds: Sequence[int] = (),
-    stdin: int | IO[bytes] = subprocess.DEVNULL,
-    timeout: float,
-) -> bytes:
+def run_in_namespace(argv: Sequence[str], identity: Identity | None = None, *, timeout: float) -> bytes:
     """The standard output of a program that runs as root of a user namespace. Otherwise as `call_in_namespace`."""
-    process = start_in_namespace(f"{__name__}:execute", argv, identity, pass_fds=pass_fds, stdin=stdin)
+    process = start_in_namespace(f"{__name__}:execute", argv, identity)
     return _finish(process, argv[0], timeout)
 
 

@@ -143,24 +143,24 @@ class Expander:
             self._next()
         pattern = self._read_until("/", has_quotes=has_quotes, keeps_escapes=True)
         replacement = self._read_until("}", has_quotes=has_quotes)
-        return re.sub(_regex(pattern, ".*"), lambda _: replacement, value, count=0 if replaces_all else 1)
+        return re.sub(_regex(pattern), lambda _: replacement, value, count=0 if replaces_all else 1)
 
 
-def _regex(pattern: str, star: str) -> str:
+def _regex(pattern: str) -> str:
     parts = []
     characters = iter(pattern)
     for character in characters:
         if character == "\\":
             parts.append(re.escape(next(characters, "\\")))
         else:
-            parts.append({"*": star, "?": "."}.get(character) or re.escape(character))
+            parts.append({"*": ".*", "?": "."}.get(character) or re.escape(character))
     return "(?s:" + "".join(parts) + ")"
 
 
 def _trim(value: str, word: str, operator: str) -> str:
     """`#` removes a prefix, `%` a suffix; doubled, the longest one."""
     is_longest = word.startswith(operator)
-    pattern = re.compile(_regex(word[1:] if is_longest else word, ".*"))
+    pattern = re.compile(_regex(word[1:] if is_longest else word))
     lengths = range(len(value) + 1)
     for length in reversed(lengths) if is_longest else lengths:
         part = value[:length] if operator == "#" else value[len(value) - length :]

@@ -30,13 +30,13 @@ class BuildInputs:
     build_args: Mapping[str, str] = field(default_factory=dict)
     platform: str = "linux/amd64"
 
-    def platform_args(self, stage: str = "") -> dict[str, str]:
+    def platform_args(self) -> dict[str, str]:
         system, _, rest = self.platform.partition("/")
         architecture, _, variant = rest.partition("/")
         values = {"PLATFORM": self.platform, "OS": system, "ARCH": architecture, "VARIANT": variant}
         target = {f"TARGET{name}": value for name, value in values.items()}
         build = {f"BUILD{name}": value for name, value in values.items()}
-        return {**target, **build, "TARGETSTAGE": stage or "default"}
+        return {**target, **build, "TARGETSTAGE": "default"}
 
 
 @dataclass(frozen=True, slots=True)
