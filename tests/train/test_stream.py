@@ -409,6 +409,19 @@ def test_a_trainer_that_takes_too_much_is_told_after_the_timeout(tmp_path: Path)
     run(work())
 
 
+def test_a_trainer_that_waits_in_vain_is_told_what_was_left_out(tmp_path: Path) -> None:
+    async def work() -> None:
+        place = Place(lambda *_: 1.0)
+        async with (
+            Streams(tmp_path) as streams,
+            streams.stream(streams.source(place, tasks(2)), timeout=1.0) as stream,
+        ):
+            with pytest.raises(StreamError, match=r"rollouts were left out \(\d+ zero advantage\)"):
+                await anext(stream)
+
+    run(work())
+
+
 def test_a_source_needs_tasks_and_a_name_of_its_own(tmp_path: Path) -> None:
     async def work() -> None:
         async with Streams(tmp_path) as streams:

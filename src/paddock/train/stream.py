@@ -339,9 +339,11 @@ class Stream:
         hint = "see `paddock view` for what the rollouts do"
         if not self._running:
             hint = f"a trainer that takes more than batch_size={self.config.batch_size} units has to update first"
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self._left_out.most_common())
         return StreamError(
             f"nothing to train on for {self.config.timeout:g} s: {statistics.running} units run, "
-            f"{statistics.ready} wait for older ones, {sum(statistics.left_out.values())} rollouts were left out",
+            f"{statistics.ready} wait for older ones, {self._left_out.total()} rollouts were left out"
+            + (f" ({reasons})" if reasons else ""),
             hint=hint,
         )
 
