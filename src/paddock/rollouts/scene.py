@@ -1,6 +1,6 @@
 """The scene interface: where a rollout takes place, and how the agent works there.
 
-There are three scenes. `SandboxScene` runs an agent program in a sandbox, `ImageScene` in one on an image. `LoopScene`
+There are three scenes. `SandboxScene` runs an agent program in a sandbox, `ImageScene` on an image. `LoopScene`
 runs our tool-calling loop in a session with tools, which an environment or a fleet instance provides. `Rollout` uses
 only this interface. If a placement backend such as Ray runs the rollout on another machine, there is a `RemoteRun`
 instead of a scene.
