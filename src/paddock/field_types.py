@@ -20,12 +20,14 @@ BUILTINS: dict[str, type] = {
 }
 
 
-def check_types(config: Any) -> None:
-    """Raises ConfigError for the first field with a value of a builtin type that its annotation does not name."""
+def check_types(config: Any, *names: str) -> None:
+    """Raises ConfigError for the first field with a value of a builtin type that its annotation does not name.
+
+    `names` are the fields to check. Without any, all are."""
     builtins = frozenset(BUILTINS.values())
     for name, (annotation, allowed) in _named_types(config.__class__).items():
         kind = type(getattr(config, name))
-        if kind in builtins and kind not in allowed:
+        if kind in builtins and kind not in allowed and (not names or name in names):
             # The value is left out: it may be a secret.
             raise ConfigError(f"{name} has a value of type {kind.__name__}", hint=f"it takes {annotation}")
 

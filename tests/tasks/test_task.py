@@ -104,6 +104,9 @@ def test_a_path_that_leads_elsewhere_is_refused(path: str, where: str) -> None:
         ({"id": " x"}, "cannot be an id"),
         ({"id": "x" * 201}, "cannot be an id"),
         ({"verifier": "exit 0", "tests": {"test.sh": b""}}, "both a verifier"),
+        ({"image": "python:3.12"}, "image has a value of type str"),
+        ({"network": "public"}, "network has a value of type str"),
+        ({"timeouts": 60}, "timeouts has a value of type int"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

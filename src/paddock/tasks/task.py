@@ -11,7 +11,8 @@ from dataclasses import InitVar, asdict, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from paddock.errors import TaskError
+from paddock.errors import ConfigError, TaskError
+from paddock.field_types import check_types
 from paddock.limits import MEBIBYTE, RolloutTimeouts, SandboxLimits
 from paddock.tasks.json_values import encoded, write_value
 from paddock.tasks.settings import TaskImage, TaskNetwork, TaskSettings, TaskStep
@@ -78,6 +79,7 @@ class Task:
     def __post_init__(self, verifier: str | bytes) -> None:
         where = self.source or (f"task {self.id!r}" if self.id else "task")
         _check_instruction(self.instruction, where)
+        _check_values(self, where)
         encoded(self.setup, f"{where}: the set-up shell")
         tests = dict(self.tests)
         if verifier:
@@ -243,6 +245,14 @@ def _checked_step(step: TaskStep, where: str) -> TaskStep:
         tests=_checked_files(step.tests, f"{where}: tests"),
         solution=_checked_files(step.solution, f"{where}: solution"),
     )
+
+
+def _check_values(task: Task, where: str) -> None:
+    """An image or a network is written as a text elsewhere, so this is a likely mistake."""
+    try:
+        check_types(task, "sandbox", "timeouts", "image", "network", "settings")
+    except ConfigError as error:
+        raise TaskError(f"{where}: {error.message}", hint=error.hint) from None
 
 
 def _check_instruction(instruction: str, where: str) -> None:
