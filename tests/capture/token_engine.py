@@ -52,10 +52,12 @@ def train_backend() -> str:
     return str(tokenizer.to_str())
 
 
-def write_tokenizer(folder: Path, *, template: str | None = None, special: tuple[str, ...] = SPECIAL) -> str:
+def write_tokenizer(
+    folder: Path, *, template: str | None = None, special: tuple[str, ...] = SPECIAL, backend: Tokenizer | None = None
+) -> str:
     """A folder as a model has it."""
     folder.mkdir(parents=True, exist_ok=True)
-    make_backend(special).save(str(folder / "tokenizer.json"))
+    (backend or make_backend(special)).save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|im_end|>", "bos_token": None, "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return str(folder)

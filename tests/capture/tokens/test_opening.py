@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from capture.harness import run
 from capture.token_engine import CHATML, TokenEngine, make_backend, write_tokenizer
@@ -126,6 +127,15 @@ def test_a_half_surrogate_in_arguments_can_be_sent() -> None:
     assert parsed.tool_calls[0]["function"]["arguments"] == '{"command": "\\ud83d"}'
 
 
+def letters() -> Tokenizer:
+    """A tokenizer that no engine of the tests has: each byte is a token."""
+    names = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
 def test_the_endpoint_leads_to_its_tokenizer(tmp_path: Path) -> None:
     async def body() -> None:
         folder = write_tokenizer(tmp_path / "model", template=CHATML)
@@ -136,6 +146,9 @@ def test_the_endpoint_leads_to_its_tokenizer(tmp_path: Path) -> None:
                 rendering = await source.check()
                 assert rendering.tokenizer.name_or_path == expected
                 assert rendering.tokenizer.is_remote is (name == "unknown")
+            other = write_tokenizer(tmp_path / "other", template=CHATML, backend=letters())
+            with pytest.raises(ConfigError, match=r"other is not that of .*: a text has other ids there"):
+                await RenderingSource(TokenSettings(other), endpoint, upstream, thinking=None).check()
             text_only = Endpoint(engine.url, folder, engine="openai")
             with pytest.raises(ConfigError, match="token mode needs vLLM"):
                 await RenderingSource(TokenSettings(), text_only, upstream, thinking=None).check()

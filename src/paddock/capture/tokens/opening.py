@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddock.capture.errors import UpstreamFailure
-from paddock.capture.tokenizer import post_to
+from paddock.capture.tokenizer import TOKENIZER_SECONDS, UNUSABLE, post_to
 from paddock.capture.tokens.tokenizer import HINT, check_installed, find_cached, open_tokenizer
 from paddock.errors import ConfigError
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 FROM_ENGINE = "engine"
 """The `tokenizer` that means the inference engine's own."""
 CACHED_RENDERINGS = 4
+SAMPLE_TEXT = "Hello world, it's 2026: 12345 things cost $3.50!\n\n\tdef f(x):\n    return x**2\n"
+"""Different tokenizers give different ids for it."""
 _LOCK = threading.Lock()
 
 
@@ -49,14 +51,33 @@ class RenderingSource:
             return self._rendering
 
     async def check(self) -> Rendering:
-        """The rendering, for an endpoint that takes token ids. Raises ConfigError."""
+        """The rendering, for an endpoint that takes token ids and has the same tokenizer. Raises ConfigError."""
         engine = await self._upstream.detect_engine(self.endpoint)
         if engine.token_api is None:
             raise ConfigError(
                 f"token mode needs vLLM, SGLang or llama.cpp; {self.endpoint.display_name} is {engine.name}",
                 hint="leave --tokens out, or serve the model with one of them",
             )
-        return await self.open()
+        rendering = await self.open()
+        await self._check_tokenizer(engine, rendering)
+        return rendering
+
+    async def _check_tokenizer(self, engine: InferenceEngine, rendering: Rendering) -> None:
+        """Raises ConfigError if the engine has another tokenizer. One that cannot be asked is not checked."""
+        if engine.tokenizer is None or rendering.tokenizer.is_remote:
+            return
+        post = post_to(self.endpoint, self._upstream)
+        try:
+            async with asyncio.timeout(TOKENIZER_SECONDS):
+                ids = await engine.tokenizer.encode(post, self.endpoint.name, SAMPLE_TEXT)
+        except UNUSABLE:
+            return
+        if ids != await asyncio.to_thread(rendering.tokenizer.encode, SAMPLE_TEXT):
+            raise ConfigError(
+                f"the tokenizer {rendering.tokenizer.name_or_path} is not that of {self.endpoint.display_name}: "
+                "a text has other ids there",
+                hint=f"give the tokenizer of the model that is served, or `{FROM_ENGINE}`",
+            )
 
     async def _open(self) -> Rendering:
         source = self._settings.tokenizer
