@@ -33,6 +33,12 @@ def test_a_limit_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
         Limits(**wrong)
 
 
+def test_hosts_are_a_collection_and_no_text() -> None:
+    assert "a.example" in Access(hosts={"a.example"}).hosts  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="hosts has a value of type str"):
+        Access(hosts="a.example")  # type: ignore[arg-type]
+
+
 def test_no_limit_is_none() -> None:
     assert Limits(session_timeout=None, step_timeout=None).step_timeout is None
 

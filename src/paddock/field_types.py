@@ -19,6 +19,9 @@ BUILTINS: dict[str, type] = {
     **{kind.__name__: kind for kind in (bool, int, float, str, bytes, list, tuple, dict, set, frozenset)},
 }
 
+COLLECTIONS = {list, tuple, set, frozenset}
+"""A field for one of them accepts them all, but no text."""
+
 
 def check_types(config: Any, *names: str) -> None:
     """Raises ConfigError for the first field with a value of a builtin type that its annotation does not name.
@@ -42,6 +45,8 @@ def _named_types(config_class: type[Any]) -> dict[str, tuple[str, frozenset[type
         allowed = {BUILTINS[name] for text in names if (name := text.partition("[")[0]) in BUILTINS}
         if float in allowed:
             allowed.add(int)
+        if allowed & COLLECTIONS:
+            allowed |= COLLECTIONS
         if not any(get_origin(module.get(name)) is Literal for name in names):
             types[each.name] = str(each.type), frozenset(allowed)
     return types
