@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from paddock.errors import StoreError
@@ -116,10 +117,14 @@ class ReadStore:
 
     async def open(self, name: str = ROLLOUTS) -> Store:
         if name not in self._stores:
-            opened = await asyncio.to_thread(self._open)
-            if self._stores.setdefault(name, opened) is not opened:
-                opened.close()
+            await asyncio.to_thread(self._keep_open, name)
         return self._stores[name]
+
+    def _keep_open(self, name: str) -> None:
+        """On a thread as a whole: a cancelled caller would not close what it opened."""
+        opened = self._open()
+        if self._stores.setdefault(name, opened) is not opened:
+            opened.close()
 
     def _open(self) -> Store:
         if not self.exists:
@@ -142,15 +147,11 @@ class ReadStore:
 
     async def _index_transcripts(self) -> None:
         try:
-            store = await asyncio.to_thread(Store.open, self.folder)
-            try:
-                # Pauses leave the write lock to rollouts.
-                before = await store.run(store.index_transcripts)
-                while before is not None:
-                    await asyncio.sleep(INDEXING_PAUSE_SECONDS)
-                    before = await store.run(store.index_transcripts, before)
-            finally:
-                store.close()
+            before = await self.write(Store.index_transcripts)
+            while before is not None:
+                # Leave the write lock to rollouts.
+                await asyncio.sleep(INDEXING_PAUSE_SECONDS)
+                before = await self.write(partial(Store.index_transcripts, before=before))
         except StoreError as error:
             logger.warning("older rollouts cannot be made searchable: %s", error)
 
