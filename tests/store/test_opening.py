@@ -106,6 +106,7 @@ def test_a_folder_without_the_right_to_write_is_an_error(tmp_path: Path) -> None
     (folder / "store.db").chmod(0o444)
     (folder / "opening.lock").chmod(0o444)
     code = """
+import urllib.parse  # pathlib imports it when it is needed, perhaps from a folder that only root can read
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)
 try:
