@@ -30,6 +30,7 @@ def test_an_engine_that_gives_tokens_is_trainable(engine: str, streaming: bool) 
         assert (report.prompt_ids, report.completion_ids, report.logprobs) == (5, 4, 4)
         assert report.models == ["real"]
         assert report.trainable
+        assert any("--tokens" in line for line in report.advice) == (engine == "sglang")
 
     run(body())
 

@@ -157,7 +157,9 @@ def advise(report: ProbeReport) -> list[str]:
     if report.models and report.model not in report.models:
         advice.append(f"the server does not list {report.model!r}: it lists {', '.join(report.models)}")
     if not report.streaming:
-        otherwise = "; token mode (--tokens) streams them" if report.token_mode_problem is None else ""
+        api = find_engine(report.engine).token_api
+        can_stream = report.token_mode_problem is None and api is not None and api.can_stream
+        otherwise = "; token mode (--tokens) streams them" if can_stream else ""
         advice.append(
             "answers reach the agent only when they are complete: this engine does not stream with token ids"
             + otherwise

@@ -13,7 +13,7 @@ from capture.token_engine import CHATML, TokenEngine, make_backend, write_tokeni
 from capture.tokens.harness import tokenizer_folder
 from paddock.capture.settings import TokenSettings
 from paddock.capture.tokens import tokenizer
-from paddock.capture.tokens.opening import RenderingSource
+from paddock.capture.tokens.opening import RenderingSource, is_here
 from paddock.capture.tokens.rendering import Rendering, open_rendering
 from paddock.capture.tokens.tokenizer import open_tokenizer
 from paddock.capture.upstream import Upstream
@@ -125,6 +125,14 @@ def test_a_half_surrogate_in_arguments_can_be_sent() -> None:
     text = '<tool_call>\n{"name": "bash", "arguments": {"command": "\\ud83d"}}\n</tool_call>'
     parsed = rendering.parse(rendering.tokenizer.encode(text), [], None)
     assert parsed.tool_calls[0]["function"]["arguments"] == '{"command": "\\ud83d"}'
+
+
+def test_a_folder_without_a_tokenizer_is_not_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy").mkdir()
+    assert not is_here("policy")
+    write_tokenizer(tmp_path / "policy")
+    assert is_here("policy")
 
 
 def letters() -> Tokenizer:

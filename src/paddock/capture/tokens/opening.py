@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.capture.errors import UpstreamFailure
 from paddock.capture.tokenizer import TOKENIZER_SECONDS, UNUSABLE, post_to
-from paddock.capture.tokens.tokenizer import HINT, check_installed, find_cached, open_tokenizer
+from paddock.capture.tokens.tokenizer import HINT, TOKENIZER_FILE, check_installed, find_cached, open_tokenizer
 from paddock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -145,7 +145,8 @@ class RenderingSource:
 def is_here(name: str) -> bool:
     """Whether a tokenizer of this name is on this machine."""
     path = Path(name)
-    return path.is_dir() or (path.suffix == ".gguf" and path.is_file()) or find_cached(name) is not None
+    is_file = (path / TOKENIZER_FILE).is_file() or (path.suffix == ".gguf" and path.is_file())
+    return is_file or find_cached(name) is not None
 
 
 def _open_local(source: str, family: str | None, model: str, thinking: bool | None) -> Rendering:
