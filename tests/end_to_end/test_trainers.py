@@ -110,7 +110,8 @@ def test_skyrl_gym_plays_an_environment(answers: dict[str, Any]) -> None:
     assert result["rewards"] == [3.0, 3.0, 0.0]
     assert result["done"] == [False, False, True]
     assert '"total":3' in result["said"].replace(" ", "")
-    assert result["metrics"] == {"turns": 3, "reward": 6.0}
+    assert result["unknown"] == [0.0, "Error: there is no tool 'jump'. Tools: act"]
+    assert result["metrics"] == {"turns": 4, "reward": 6.0}
 
 
 def test_skyrl_generates_with_our_rollouts(answers: dict[str, Any]) -> None:

@@ -46,6 +46,7 @@ def text_env(target: str | Callable[[], Any], *, silent: float | None = None, ma
     from skyrl_gym.envs.base_text_env import BaseTextEnv
 
     environment = EnvironmentHandle(target)
+    names = [each.name for each in environment.tools]
 
     class PaddockTextEnv(BaseTextEnv):  # type: ignore[misc]
         def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
@@ -81,6 +82,8 @@ def text_env(target: str | Callable[[], Any], *, silent: float | None = None, ma
         def _answer(self, written: str) -> str:
             try:
                 call = orjson.loads(written)
+                if call["name"] not in names:
+                    return f"Error: there is no tool {call['name']!r}. Tools: {', '.join(names)}"
                 return self._episode.act(str(call["name"]), call.get("arguments") or {})
             except (orjson.JSONDecodeError, KeyError, TypeError):
                 return "Error: a tool call is a JSON object with name and arguments"

@@ -131,6 +131,7 @@ def skyrl_text_env(_: str, url: str, *__: str) -> dict[str, Any]:
     call = '<tool_call>{"name": "act", "arguments": {"amount": 3}}</tool_call>'
     first = env.step(call)
     second = env.step(call)
+    unknown = env.step(call.replace("act", "jump"))
     last = env.step("I am done.")
     metrics = env.get_metrics()
     env.close()
@@ -139,6 +140,7 @@ def skyrl_text_env(_: str, url: str, *__: str) -> dict[str, Any]:
         "rewards": [first["reward"], second["reward"], last["reward"]],
         "done": [first["done"], second["done"], last["done"]],
         "said": first["observations"][0]["content"],
+        "unknown": [unknown["reward"], unknown["observations"][0]["content"]],
         "metrics": metrics,
     }
 
