@@ -4,13 +4,17 @@ import asyncio
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paddock.errors import ConfigError, StoreError, StreamError
 from paddock.models.endpoint import Endpoint
+from paddock.rollouts.config import RunConfig
 from paddock.store import Store
 from paddock.train.sources import Source
+from paddock.train.stream import Stream
+from paddock.train.stream_config import StreamConfig
 from paddock.train.training_view import read_training
 from rollouts.played import a_task, needs_bwrap, speaker
 from train.streaming import SCRIPT, Place, Streams, ids, run, tasks
@@ -420,6 +424,26 @@ def test_a_trainer_that_waits_in_vain_is_told_what_was_left_out(tmp_path: Path) 
                 await anext(stream)
 
     run(work())
+
+
+@pytest.mark.parametrize("sources", [None, "fix-test", tasks(1), {"model": "demo"}], ids=str)
+def test_what_is_no_source_is_refused(sources: Any) -> None:
+    with pytest.raises(ConfigError, match="is not a Source"):
+        Stream(sources)
+
+
+@pytest.mark.parametrize("config", [RunConfig(model="demo"), {"batch_size": 2}], ids=str)
+def test_a_stream_takes_a_stream_config(config: Any) -> None:
+    with pytest.raises(ConfigError, match="the config of a stream has the type"):
+        Stream([], config)
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": "2"}, {"timeout": "5"}, {"rounds": True}], ids=str)
+def test_a_setting_of_another_type_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} has a value of type"):
+        StreamConfig(**wrong)
+    with pytest.raises(ConfigError, match="config has a value of type dict"):
+        Source(config={"model": "demo"})  # type: ignore[arg-type]
 
 
 def test_a_source_needs_tasks_and_a_name_of_its_own(tmp_path: Path) -> None:

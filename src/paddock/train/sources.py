@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddock.errors import ConfigError
 from paddock.export.samples import Policy, samples
+from paddock.field_types import check_types
 from paddock.rollouts.api import find_placement
 from paddock.rollouts.batch import RETRIES, Batch
 from paddock.rollouts.circuit_breaker import CircuitBreaker
@@ -66,6 +67,7 @@ class Source:
     """What of a rollout may be trained on."""
 
     def __post_init__(self) -> None:
+        check_types(self, "name", "config", "weight", "silent", "policy")
         for name in NOT_FOR_SOURCES:
             if getattr(self.config, name) is not None:
                 raise ConfigError(f"{name} has no effect in the source {self.name!r}", hint="leave it out")

@@ -18,11 +18,12 @@ import inspect
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from paddock.capture.gate import CallGate
-from paddock.errors import PaddockError, StreamError
+from paddock.errors import ConfigError, PaddockError, StreamError
 from paddock.models.weight_version import Weights
 from paddock.rollouts.batch import new_batch_id
 from paddock.shielded import run_shielded
@@ -56,9 +57,14 @@ class Stream:
         *,
         version: int | None = None,
     ) -> None:
+        if config is not None and not isinstance(config, StreamConfig):
+            raise ConfigError(
+                f"the config of a stream has the type {type(config).__name__}",
+                hint="give StreamConfig(…); a RunConfig goes into Source.create(RunConfig(…), tasks)",
+            )
         self.config = config or StreamConfig()
         self.name = self.config.name or new_batch_id()
-        self._sources = [sources] if isinstance(sources, Source) else list(sources)
+        self._sources = _list_sources(sources)
         self.start_version = version
         self._weights = Weights(version or 0)
         self._gate = CallGate()
@@ -492,3 +498,11 @@ class Stream:
         self._last_change = time.monotonic()
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _list_sources(sources: Source | Sequence[Source]) -> list[Source]:
+    listed = list(sources) if isinstance(sources, Iterable) else [sources]
+    for each in listed:
+        if not isinstance(each, Source):
+            raise ConfigError(f"{each!r} is not a Source", hint="make one with Source.create(model, tasks)")
+    return listed

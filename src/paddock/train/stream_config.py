@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from paddock.errors import ConfigError
+from paddock.field_types import check_types
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +45,7 @@ class StreamConfig:
     """Seconds to wait for the next unit."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         least = {"batch_size": 1, "max_staleness": 0, "max_resamples": 1, "max_tokens": 1, "rounds": 1}
         for name, minimum in {**least, "max_ready": 1, "max_failures": 1}.items():
             value = getattr(self, name)
