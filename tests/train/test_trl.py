@@ -24,6 +24,7 @@ from paddock.store.record import RolloutRecord
 from paddock.train.episode import EPISODE_OVER, EnvironmentHandle, derive_seed
 from paddock.train.prompt_rollouts import PromptRollouts, make_prompt_task
 from paddock.train.sampled import SampledRollout
+from paddock.train.stream_config import StreamConfig
 from paddock.train.trl import RolloutWorker, TrlEnvironment, columns, environment_factory, reward
 
 
@@ -221,6 +222,11 @@ def test_an_agent_does_not_work_in_an_environment() -> None:
 def test_a_group_of_one_cannot_be_compared() -> None:
     with pytest.raises(ConfigError, match="1 generations"):
         RolloutWorker(["go"], "http://127.0.0.1:1", num_generations=1)
+
+
+def test_a_worker_delivers_groups() -> None:
+    with pytest.raises(ConfigError, match="deliver is 'rollout'"):
+        RolloutWorker(["go"], "http://127.0.0.1:1", config=StreamConfig(deliver="rollout"))
 
 
 def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:

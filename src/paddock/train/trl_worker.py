@@ -56,6 +56,8 @@ class RolloutWorker:
         if self.config.max_staleness == 0:
             # accelerate reads one batch ahead, so a batch is trained on after the next update.
             raise ConfigError("max_staleness is 0", hint="TRL reads one batch ahead: give 1 or more")
+        if self.config.deliver != "group":
+            raise ConfigError(f"deliver is {self.config.deliver!r}", hint="TRL trains on advantages: deliver groups")
         if model is None:
             sources = make_sources(list(prompts))
         else:
