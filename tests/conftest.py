@@ -12,8 +12,9 @@ pytest.register_assert_rewrite("agents", "client", "fleet", "rollouts", "sandbox
 
 from environments import LIVES, Watched  # noqa: E402
 
-os.environ["PADDOCK_FLEET_LEASES"] = tempfile.mkdtemp(prefix="paddock-leases-")
+LEASES = tempfile.TemporaryDirectory(prefix="paddock-leases-", ignore_cleanup_errors=True)
 """Tests leave no lease for the user's next process, and find none of the user's."""
+os.environ["PADDOCK_FLEET_LEASES"] = LEASES.name
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell that starts the tests in the background ignores it for them, and the programs of a test inherit that."""
