@@ -76,6 +76,14 @@ def test_each_task_has_a_group_of_its_own(store: Store) -> None:
     assert [record.member for record in result.records] == [0, 1, 2, 0, 1, 2]
 
 
+def test_keys_of_task_toml_without_effect_are_logged_once(store: Store) -> None:
+    lines: list[str] = []
+    some = tasks(3, metadata={"unknown_keys": ["environment.memory_bm"]})
+    run(batch(store, tasks=some, log=lines.append))
+    warning = f"task.toml of {some[0].id} and 2 more has keys that have no effect: environment.memory_bm"
+    assert lines.count(warning) == 1
+
+
 def test_no_more_than_so_many_run_at_a_time(store: Store) -> None:
     running: set[str] = set()
     most = 0

@@ -17,7 +17,7 @@ from paddock.rollouts.context import open_run, open_store
 from paddock.rollouts.sandboxes import owned_sandbox
 from paddock.rollouts.verifier import VerifierResult, verify
 from paddock.sandbox.network.policy import NO_NETWORK
-from paddock.tasks.requirements import check_can_run
+from paddock.tasks.requirements import check_can_run, describe_warnings
 from paddock.tasks.task import Task
 from paddock.tasks.taskset import load_tasks
 
@@ -65,7 +65,7 @@ async def run_batch(
 
     `run_batch(tasks, RunConfig(model=…, n=4))`, or with the fields of `RunConfig` as keywords. `on_change` is called
     with a rollout whenever it changes, `on_settled` with the record that a member of a group ends up with, `log` with
-    a line about what takes long.
+    a line about what takes long, or what a task says without effect.
 
     `tasks` may also be what the command line takes: `run_batch("git+https://…#tasks", …)`.
 
@@ -86,6 +86,8 @@ async def run_batch(
             raise ConfigError(f"{task!r} is not a Task", hint="load_tasks(NAME) loads tasks by name, folder or file")
     async with AsyncExitStack() as stack:
         context = await stack.enter_async_context(open_run(config, log=log))
+        for warning in describe_warnings(task_list):
+            (log or _ignore)(warning)
         make_remote = None
         if placement is not None:
             make_remote = await stack.enter_async_context(placement.open(context, log or _ignore))

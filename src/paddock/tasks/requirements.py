@@ -13,7 +13,7 @@ from paddock.sandbox.images.image import DOCKERFILE
 from paddock.tasks.settings import MAIN_SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from paddock.tasks.settings import EnvironmentSettings, TaskImage, TaskStep, VerifierSettings
     from paddock.tasks.task import Task
@@ -101,6 +101,18 @@ def find_warnings(task: Task) -> list[str]:
     has_artifacts = task.settings.artifacts or any(step.artifacts for step in task.steps)
     is_left_out = has_artifacts and task.image is None
     return [*unknown, *(["artifacts, which are kept only for a task with an image"] if is_left_out else [])]
+
+
+def describe_warnings(tasks: Iterable[Task]) -> list[str]:
+    """The warnings of a set of tasks, each once."""
+    task_ids: dict[str, list[str]] = {}
+    for task in tasks:
+        for warning in find_warnings(task):
+            task_ids.setdefault(warning, []).append(task.id)
+    return [
+        f"task.toml of {ids[0]}{f' and {len(ids) - 1} more' if len(ids) > 1 else ''} has {warning}"
+        for warning, ids in task_ids.items()
+    ]
 
 
 def missing_parts(task: Task, sandbox: str) -> list[str]:
