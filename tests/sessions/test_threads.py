@@ -71,7 +71,8 @@ async def test_threads_are_made_only_when_needed(pool_of: MakePool) -> None:
     threads = pool_of(16)
     for _ in range(20):
         await threads.call(lambda: None)
-    assert threads.count <= 2
+    # A thread may not wait again yet when the next call comes.
+    assert threads.count <= 4
     threads.close()
 
 

@@ -3,11 +3,13 @@ from typing import Any
 
 from paddock.fleet.instance.database_diff import DiffIgnore, compare_databases, describe_columns, table_names
 
+from .memory_database import MemoryDatabase
+
 NOTHING = DiffIgnore()
 
 
 def database(*statements: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:")
+    connection = MemoryDatabase()
     for statement in statements:
         connection.execute(statement)
     return connection

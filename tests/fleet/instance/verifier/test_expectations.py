@@ -14,11 +14,13 @@ from paddock.fleet.instance.verifier.child import (
 from paddock.fleet.instance.verifier.environment import VerifierDatabase
 from paddock.fleet.instance.verifier.expectations import IgnoreConfig, SnapshotDiff, equivalent
 
+from ..memory_database import MemoryDatabase
+
 SCHEMA = "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT, b TEXT)"
 
 
 def database(*rows: tuple[Any, ...]) -> VerifierDatabase:
-    connection = sqlite3.connect(":memory:")
+    connection = MemoryDatabase()
     connection.execute(SCHEMA)
     connection.executemany("INSERT INTO t VALUES (?, ?, ?)", rows)
     return VerifierDatabase("db", connection)
