@@ -35,7 +35,7 @@ ANSWER_SECONDS = 10.0
 
 
 class GuestListener(Protocol):
-    """Who is told what the guest reports."""
+    """Receives what the guest reports."""
 
     def handle_event(self, event: list[Any]) -> None:
         """The guest reported something by itself."""

@@ -299,8 +299,8 @@ class Stream:
 
     def _next_ready(self) -> int | None:
         pacing = self._pacing
-        taken = (number for number in self._ready if pacing.can_take(number) and not pacing.is_too_old(number))
-        return next(taken, None)
+        takeable = (number for number in self._ready if pacing.can_take(number) and not pacing.is_too_old(number))
+        return next(takeable, None)
 
     @property
     def _is_finished(self) -> bool:
