@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -24,6 +25,7 @@ REQUIREMENTS = {
     "fleet_and_paddock": ["fleet-python==0.2.133", "--editable", f"{REPOSITORY}[rollouts]"],
     "vendors": ["openai==3.49.0", "anthropic==2.8.0", "google-genai==3.1.0"],
     "both": ["openenv==0.10.0", "--editable", str(REPOSITORY)],
+    "harbor": ["harbor==0.24.0"],
     # Parsing logs takes none of the other packages that it asks for.
     "swebench": ["--no-deps", "swebench==5.0.2", "unidiff==1.0.1"],
     "e2b": ["e2b==2.63.0", "e2b-code-interpreter==2.11.5", "--editable", f"{REPOSITORY}[rollouts]"],
@@ -50,8 +52,11 @@ REQUIREMENTS = {
 }
 TOO_NEW = {"trainers": ["skyrl==0.4.0", "skyrl-gym==0.4.0", "harbor==0.25.0"]}
 """Packages that ask for a newer Python than they need. Only pip can be told to look away."""
+NEEDS_PYTHON = {"harbor": (3, 12)}
+"""Packages whose code an older Python cannot read. What needs them is skipped where there is no such Python."""
 ABOVE = {"trainers": "trl"}
 """An environment that also sees the packages of another: torch is installed once."""
+LAST_MINOR = 14
 OPTIONAL = {"verifiers": ["verifiers==0.4.0"]}
 """Built only when they are asked for by name: too heavy for every run. What needs them is skipped without them."""
 
@@ -91,7 +96,7 @@ def build(root: Path, requirements: list[str], too_new: list[str], below: Path |
         root.unlink()
     shutil.rmtree(root, ignore_errors=True)
     python = root / "bin" / "python"
-    uv("venv", "--python", sys.executable, str(root))
+    uv("venv", "--python", interpreter(root.name), str(root))
     if below is not None:
         own, seen = (packages(each.parent.parent) for each in (python, below))
         (own / "below.pth").write_text(f"import site; site.addsitedir({str(seen)!r})\n")
@@ -99,6 +104,35 @@ def build(root: Path, requirements: list[str], too_new: list[str], below: Path |
     if too_new:
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
         subprocess.run([*pip, "--ignore-requires-python", *too_new], check=True, stdout=sys.stderr)
+
+
+def has_interpreter(name: str) -> bool:
+    """Whether this machine has a Python for the peer."""
+    return _find_interpreter(NEEDS_PYTHON.get(name, (3, 11))) is not None
+
+
+def interpreter(name: str) -> str:
+    """The Python that the peer is installed for."""
+    found = _find_interpreter(NEEDS_PYTHON.get(name, (3, 11)))
+    if found is None:
+        raise FileNotFoundError(f"there is no Python for the peer {name}")
+    return found
+
+
+@cache
+def _find_interpreter(oldest: tuple[int, int]) -> str | None:
+    """The Python that runs this, or a newer one on the PATH or of pyenv. A shim of pyenv may fail to run."""
+    if sys.version_info >= oldest:
+        return sys.executable
+    names = [f"python3.{minor}" for minor in range(oldest[1], LAST_MINOR + 1)]
+    of_pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    places = [shutil.which(name) for name in names] + [
+        str(place) for name in names for place in sorted(of_pyenv.glob(f"{name.removeprefix('python')}.*/bin/{name}"))
+    ]
+    works = (
+        place for place in places if place and subprocess.run([place, "-c", ""], capture_output=True).returncode == 0
+    )
+    return next(works, None)
 
 
 def uv(*words: str) -> None:
@@ -113,5 +147,5 @@ def packages(root: Path) -> Path:
 
 
 if __name__ == "__main__":
-    for peer in sys.argv[1:] or REQUIREMENTS:
+    for peer in sys.argv[1:] or filter(has_interpreter, REQUIREMENTS):
         peer_python(peer)

@@ -232,6 +232,16 @@ PADDOCK_TASKS = _path("PADDOCK_TASKS", "Folder for fetched task sets.")
 PADDOCK_TASK_REGISTRY = _text(
     "PADDOCK_TASK_REGISTRY", "File or URL of the registry in which datasets are looked up by name."
 )
+PADDOCK_PACKAGE_STORE = _text(
+    "PADDOCK_PACKAGE_STORE", "URL of the Harbor package store that has `ORG/NAME@REF`.", also="HARBOR_SUPABASE_URL"
+)
+PADDOCK_PACKAGE_STORE_KEY = _text(
+    "PADDOCK_PACKAGE_STORE_KEY",
+    "Public key of the package store.",
+    also="HARBOR_SUPABASE_PUBLISHABLE_KEY",
+    secret=True,
+)
+HARBOR_API_KEY = _text("HARBOR_API_KEY", "Harbor's API key, for private packages.", secret=True)
 PADDOCK_SWEBENCH_PYTHON = _path("PADDOCK_SWEBENCH_PYTHON", "A Python that has the `swebench` package.")
 
 # Package registries, proxies and certificates of this machine. Sandboxes with a network get what is no secret.

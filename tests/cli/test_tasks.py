@@ -49,6 +49,7 @@ def test_pull_asks_for_the_newest_commit(address: str, tmp_path: Path, capsys: p
         "tasks": 3,
         "hash": "",
         "commits": [commit],
+        "digests": [],
         "images": [],
     }
     assert "3 tasks" in run(capsys, "ls", address)[2]

@@ -36,6 +36,8 @@ def command() -> None:
       FILE.jsonl, FILE.json    tasks in their JSON form
       git+URL@REV#PATH         a folder or file in a git repository; @REV and #PATH may be left out
       NAME@VERSION             a dataset of a Harbor registry (--registry)
+      ORG/NAME@REF             a dataset or task of Harbor's package store (PADDOCK_PACKAGE_STORE)
+      dataset.toml             the tasks that a manifest of Harbor lists
       swebench:FILE            rows like those of SWE-bench, .jsonl or .parquet
       NAME, shipped            a task that comes with Paddock, or all of them
     """
@@ -236,18 +238,19 @@ def summary(set_name: str, reports: Sequence[TaskReport]) -> str:
 
 
 def origin(tasks: Sequence[Task]) -> dict[str, Any]:
-    """The hash of the whole set, and the commits that its tasks are from."""
+    """The hash of the whole set, and the commits and published digests that its tasks are from."""
     from paddock.tasks.taskset import TASK_SET
 
     origins = [task.metadata[TASK_SET] for task in tasks]
-    commits = sorted({each["commit"] for each in origins if "commit" in each})
-    return {"hash": origins[0]["hash"] if origins else None, "commits": commits}
+    commits, digests = (sorted({each[key] for each in origins if key in each}) for key in ("commit", "digest"))
+    return {"hash": origins[0]["hash"] if origins else None, "commits": commits, "digests": digests}
 
 
 def origin_line(tasks: Sequence[Task]) -> str:
     values = origin(tasks)
-    commits = ", ".join(commit[:SHORT_HASH_CHARACTERS] for commit in values["commits"])
-    return f"hash {values['hash'][:SHORT_HASH_CHARACTERS]}{f', commit {commits}' if commits else ''}"
+    commits = [f"commit {commit[:SHORT_HASH_CHARACTERS]}" for commit in values["commits"]]
+    digests = [digest[: len("sha256:") + SHORT_HASH_CHARACTERS] for digest in values["digests"]]
+    return ", ".join([f"hash {values['hash'][:SHORT_HASH_CHARACTERS]}", *commits, *digests])
 
 
 def _table(*names: str) -> Any:

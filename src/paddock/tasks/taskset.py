@@ -15,18 +15,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from paddock.config import PADDOCK_TASK_REGISTRY
 from paddock.errors import TaskError
 from paddock.limits import MEBIBYTE
 from paddock.tasks import shipped as shipped_tasks
-from paddock.tasks.datasets.resolve import SetOptions, resolve_dataset, resolve_git
+from paddock.tasks.datasets.packages.manifest import MANIFEST
+from paddock.tasks.datasets.resolve import (
+    SetOptions,
+    knows_datasets,
+    resolve_dataset,
+    resolve_git,
+    resolve_manifest,
+)
 from paddock.tasks.datasets.source import (
     GIT,
     SWEBENCH,
+    DatasetSource,
     GitSource,
-    RegistrySource,
     SwebenchSource,
-    parse_registry_name,
+    parse_dataset_name,
     parse_source,
 )
 from paddock.tasks.json_values import parse_json
@@ -41,7 +47,8 @@ if TYPE_CHECKING:
 
 SHIPPED = "shipped"
 TASK_SET = "task_set"
-"""The metadata of a task that says which set it is from: `set`, `hash`, and `commit` if it was fetched with git."""
+"""The metadata of a task that says which set it is from: `set` and `hash`, `commit` if it was fetched with git,
+`digest` and `package` if it was published."""
 UNREADABLE_INSTRUCTION = "This task cannot be read."
 MAX_LINE_BYTES = 512 * MEBIBYTE
 
@@ -110,8 +117,12 @@ class TaskSet(Sequence[Task]):
             return cls._of([_InFolder(_folder_id(root), str(root))])
         folders = [child for child in sorted(root.iterdir()) if is_task_folder(child)]
         if not folders:
+            has_manifest = (root / MANIFEST).is_file()
             raise TaskError(
-                f"{root} holds no task", hint="a task is a folder with instruction.md; name it or the folder above it"
+                f"{root} holds no task",
+                hint=f"name {root / MANIFEST} for the tasks that it lists"
+                if has_manifest
+                else "a task is a folder with instruction.md; name it or the folder above it",
             )
         return cls._of([_InFolder(_folder_id(folder), str(folder)) for folder in folders])
 
@@ -212,9 +223,9 @@ class TaskSet(Sequence[Task]):
 def load_tasks(spec: str | Path, options: SetOptions | None = None) -> list[Task]:
     """The tasks of the set that a user names, each with the set and its hash in `metadata["task_set"]`.
 
-    A task folder, a folder of task folders, a .jsonl or .json file, the name of a shipped task, `shipped` for all of
-    those, `git+URL@REV#PATH`, `swebench:FILE`, or `NAME@VERSION` in a registry. A bare name is a shipped task first:
-    write `./name` for a folder. Raises TaskError.
+    A task folder, a folder of task folders, a .jsonl or .json file, a dataset.toml, the name of a shipped task,
+    `shipped` for all of those, `git+URL@REV#PATH`, `swebench:FILE`, `NAME@VERSION` of a registry, or `ORG/NAME@REF`
+    of a package store. A bare name is a shipped task first: write `./name` for a folder. Raises TaskError.
     """
     options = options or SetOptions()
     tasks = _load_set(spec, options)
@@ -233,7 +244,12 @@ def is_task_set(spec: str, options: SetOptions | None = None) -> bool:
     path = Path(spec).expanduser()
     if spec == SHIPPED or spec in shipped_tasks.shipped() or spec.startswith((GIT, SWEBENCH)):
         return True
-    return path.suffix in (".json", ".jsonl") or path.is_dir() or _registry_source(spec, options) is not None
+    return (
+        path.suffix in (".json", ".jsonl")
+        or path.name == MANIFEST
+        or path.is_dir()
+        or _dataset_source(spec, options) is not None
+    )
 
 
 def _load_set(spec: str | Path, options: SetOptions) -> list[Task]:
@@ -252,9 +268,11 @@ def _load_set(spec: str | Path, options: SetOptions) -> list[Task]:
 
         return read_rows(source.file)
     path = Path(spec).expanduser()
+    if path.name == MANIFEST and path.is_file():
+        return _load_places(resolve_manifest(path, options))
     if path.exists():
         return list(_local_set(path))
-    if isinstance(spec, str) and (dataset := _registry_source(spec, options)) is not None:
+    if isinstance(spec, str) and (dataset := _dataset_source(spec, options)) is not None:
         return _load_places(resolve_dataset(dataset, options))
     raise _unknown_set(spec, path, shipped)
 
@@ -285,13 +303,12 @@ def _with_origin(task: Task, origin: dict[str, str], metadata: dict[str, Any] | 
     return replace(task, metadata={**task.metadata, **(metadata or {}), TASK_SET: merged})
 
 
-def _registry_source(spec: str, options: SetOptions | None) -> RegistrySource | None:
-    """A name with a version is looked up in a registry. Without one, only if a registry is named."""
-    source = parse_registry_name(spec)
-    if source is None or source.version:
+def _dataset_source(spec: str, options: SetOptions | None) -> DatasetSource | None:
+    """A name with a version is always a dataset. Without one, only if there is a place to look it up."""
+    source = parse_dataset_name(spec)
+    if source is None or source.version or knows_datasets(source, options or SetOptions()):
         return source
-    has_registry = (options is not None and options.registry) or PADDOCK_TASK_REGISTRY.read()
-    return source if has_registry else None
+    return None
 
 
 def _unknown_set(spec: str | Path, path: Path, shipped: dict[str, Path]) -> TaskError:

@@ -48,7 +48,7 @@ class QuietFiles(SimpleHTTPRequestHandler):
 @contextmanager
 def serve_folder(folder: Path) -> Iterator[str]:
     """The address at which the files of a folder can be downloaded: git's dumb protocol too."""
-    with _serve(partial(QuietFiles, directory=str(folder))) as url:
+    with serve(partial(QuietFiles, directory=str(folder))) as url:
         yield url
 
 
@@ -95,12 +95,12 @@ class GitBackend(BaseHTTPRequestHandler):
 @contextmanager
 def serve_repositories(folder: Path) -> Iterator[str]:
     handler = type("Backend", (GitBackend,), {"root": folder})
-    with _serve(handler) as url:
+    with serve(handler) as url:
         yield url
 
 
 @contextmanager
-def _serve(handler: Any) -> Iterator[str]:
+def serve(handler: Any) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

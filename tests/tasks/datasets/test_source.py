@@ -2,10 +2,10 @@ import pytest
 
 from paddock.errors import TaskError
 from paddock.tasks.datasets.source import (
+    DatasetSource,
     GitSource,
-    RegistrySource,
+    parse_dataset_name,
     parse_git,
-    parse_registry_name,
     without_credentials,
 )
 
@@ -52,11 +52,11 @@ def test_credentials_are_not_shown() -> None:
 @pytest.mark.parametrize(
     ("text", "source"),
     [
-        ("terminal@2.0", RegistrySource("terminal", "2.0")),
-        ("org/set", RegistrySource("org/set")),
+        ("terminal@2.0", DatasetSource("terminal", "2.0")),
+        ("org/set", DatasetSource("org/set")),
         ("./set@1", None),
         ("../set", None),
     ],
 )
-def test_names_of_datasets_are_distinguished_from_paths(text: str, source: RegistrySource | None) -> None:
-    assert parse_registry_name(text) == source
+def test_names_of_datasets_are_distinguished_from_paths(text: str, source: DatasetSource | None) -> None:
+    assert parse_dataset_name(text) == source

@@ -20,7 +20,7 @@ from paddock.config import PADDOCK_TASK_REGISTRY
 from paddock.errors import TaskError
 from paddock.limits import MEBIBYTE
 from paddock.tasks.datasets.cache import DatasetCache, cache_key
-from paddock.tasks.datasets.source import RegistrySource, without_credentials
+from paddock.tasks.datasets.source import DatasetSource, without_credentials
 from paddock.tasks.json_values import read_value
 
 if TYPE_CHECKING:
@@ -56,15 +56,27 @@ class RegistryDataset:
     tasks: tuple[RegistryTask, ...] = ()
 
 
+def has_registry(option: str | None) -> bool:
+    return _location(option) is not None
+
+
 def choose_registry(option: str | None) -> str:
     """The registry that was named, or that of the variable. Raises TaskError."""
-    location = option or PADDOCK_TASK_REGISTRY.read()
+    location = _location(option)
     if location is None:
-        raise TaskError("no registry is named", hint="give --registry FILE|URL, or set PADDOCK_TASK_REGISTRY")
+        raise TaskError(
+            "no registry is named",
+            hint="give --registry FILE|URL, or set PADDOCK_TASK_REGISTRY; "
+            "for ORG/NAME of Harbor's package store set PADDOCK_PACKAGE_STORE",
+        )
     return location
 
 
-def find_dataset(cache: DatasetCache, location: str, source: RegistrySource, *, refresh: bool) -> RegistryDataset:
+def _location(option: str | None) -> str | None:
+    return option or PADDOCK_TASK_REGISTRY.read()
+
+
+def find_dataset(cache: DatasetCache, location: str, source: DatasetSource, *, refresh: bool) -> RegistryDataset:
     """The dataset with this name and version. Raises TaskError."""
     rows = _read_rows(cache, location, refresh=refresh)
     versions = [row for row in rows if row.get("name") == source.name]

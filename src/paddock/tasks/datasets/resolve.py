@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 from paddock.errors import TaskError
 from paddock.tasks.datasets.cache import DatasetCache, default_cache
 from paddock.tasks.datasets.git import check_out, resolve_commit
-from paddock.tasks.datasets.registry import choose_registry, find_dataset, local_folder
-from paddock.tasks.datasets.source import GitSource, RegistrySource
-from paddock.tasks.task_folder import is_task_folder
+from paddock.tasks.datasets.packages.fetch import fetch_tasks, find_version
+from paddock.tasks.datasets.packages.manifest import read_manifest
+from paddock.tasks.datasets.packages.store import NEWEST, configured_store, is_package_name, is_store_configured
+from paddock.tasks.datasets.registry import choose_registry, find_dataset, has_registry, local_folder
+from paddock.tasks.datasets.source import DatasetSource, GitSource
+from paddock.tasks.task_folder import is_task_folder, task_folder_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +37,7 @@ class SetOptions:
     registry: str | None = None
     """A file or URL. None: PADDOCK_TASK_REGISTRY."""
     refresh: bool = False
-    """Ask again which commit a branch has, and read the registry again."""
+    """Ask again what a branch, a tag or the registry has now."""
     log: Callable[[str], None] = _silent
     """Called with a line before something is fetched."""
     cache: DatasetCache = field(default_factory=default_cache)
@@ -66,8 +69,50 @@ def resolve_git(source: GitSource, options: SetOptions) -> ResolvedPlace:
     return ResolvedPlace(path, {"set": str(source), "commit": commit}, checkout)
 
 
-def resolve_dataset(source: RegistrySource, options: SetOptions) -> list[ResolvedPlace]:
-    """The tasks in the order of the registry. Each repository is fetched once. Raises TaskError."""
+def knows_datasets(source: DatasetSource, options: SetOptions) -> bool:
+    """Whether there is a package store or a registry that can have this name."""
+    return _is_in_store(source, options) or has_registry(options.registry)
+
+
+def resolve_dataset(source: DatasetSource, options: SetOptions) -> list[ResolvedPlace]:
+    """The tasks of a dataset of the package store or the registry, in its order. Raises TaskError."""
+    return _resolve_package(source, options) if _is_in_store(source, options) else _resolve_listed(source, options)
+
+
+def resolve_manifest(file: Path, options: SetOptions) -> list[ResolvedPlace]:
+    """The tasks that a dataset.toml lists: the folders beside it, and others from the store. Raises TaskError."""
+    manifest = read_manifest(file)
+    folders = {task_folder_id(child): child for child in sorted(file.parent.iterdir()) if is_task_folder(child)}
+    missing = [task for task in manifest.tasks if task.name not in folders]
+    fetched = fetch_tasks(options.cache, configured_store(), missing, options.log) if missing else []
+    packages = dict(zip(missing, fetched, strict=True))
+    origin = {"set": manifest.dataset.name}
+    return [
+        ResolvedPlace(packages[task], {**origin, "package": str(task)})
+        if task in packages
+        else ResolvedPlace(folders[task.name], origin)
+        for task in manifest.tasks
+    ]
+
+
+def _is_in_store(source: DatasetSource, options: SetOptions) -> bool:
+    """ORG/NAME is a package where a store is set and the user names no other registry."""
+    return options.registry is None and is_store_configured() and is_package_name(source.name)
+
+
+def _resolve_package(source: DatasetSource, options: SetOptions) -> list[ResolvedPlace]:
+    store = configured_store()
+    version = find_version(options.cache, store, source.name, source.version or NEWEST, refresh=options.refresh)
+    folders = fetch_tasks(options.cache, store, version.tasks, options.log)
+    origin = {"set": str(source), "digest": version.digest}
+    return [
+        ResolvedPlace(folder, {**origin, "package": str(task)})
+        for task, folder in zip(version.tasks, folders, strict=True)
+    ]
+
+
+def _resolve_listed(source: DatasetSource, options: SetOptions) -> list[ResolvedPlace]:
+    """Each repository is fetched once."""
     location = choose_registry(options.registry)
     dataset = find_dataset(options.cache, location, source, refresh=options.refresh)
     name = f"{dataset.name}@{dataset.version}"

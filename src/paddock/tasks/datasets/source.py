@@ -13,7 +13,7 @@ GIT = "git+"
 GIT_SCHEMES = ("https", "http", "ssh", "file", "git")
 SWEBENCH = "swebench:"
 GIT_HINT = "write git+https://HOST/REPOSITORY.git@REV#FOLDER; @REV and #FOLDER may be left out"
-REGISTRY_NAME = re.compile(r"(?P<name>[\w][\w.+-]*(?:/[\w][\w.+-]*)*)(?:@(?P<version>[\w][\w.+:-]*))?")
+DATASET_NAME = re.compile(r"(?P<name>[\w][\w.+-]*(?:/[\w][\w.+-]*)*)(?:@(?P<version>[\w][\w.+:-]*))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class GitSource:
 
 
 @dataclass(frozen=True, slots=True)
-class RegistrySource:
-    """A dataset that a registry lists."""
+class DatasetSource:
+    """A dataset of a registry or of the package store."""
 
     name: str
     version: str = ""
-    """Empty: the newest."""
+    """A version of the registry; a tag, a revision number or a digest of the store. Empty: the newest."""
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}" if self.version else self.name
@@ -87,10 +87,10 @@ def parse_git(text: str) -> GitSource:
     return GitSource(urlunsplit(parts._replace(path=repository)), revision, _checked_path(path, text))
 
 
-def parse_registry_name(text: str) -> RegistrySource | None:
+def parse_dataset_name(text: str) -> DatasetSource | None:
     """`NAME@VERSION` or `NAME`. None for what cannot be the name of a dataset."""
-    match = REGISTRY_NAME.fullmatch(text)
-    return None if match is None else RegistrySource(match["name"], match["version"] or "")
+    match = DATASET_NAME.fullmatch(text)
+    return None if match is None else DatasetSource(match["name"], match["version"] or "")
 
 
 def without_credentials(url: str) -> str:
