@@ -19,6 +19,7 @@ from paddock.errors import TaskError
 from paddock.limits import MEBIBYTE
 from paddock.tasks import shipped as shipped_tasks
 from paddock.tasks.datasets.packages.manifest import MANIFEST
+from paddock.tasks.datasets.packages.store import is_package_name
 from paddock.tasks.datasets.resolve import (
     SetOptions,
     knows_datasets,
@@ -315,7 +316,10 @@ def _unknown_set(spec: str | Path, path: Path, shipped: dict[str, Path]) -> Task
     candidates = [SHIPPED, *shipped]
     if path.parent.is_dir():
         candidates += [str(path.with_name(entry.name)) for entry in path.parent.iterdir()]
-    return TaskError(f"there is no task {str(spec)!r}", hint=_nearest(str(spec), candidates, list(shipped)))
+    hint = _nearest(str(spec), candidates, list(shipped))
+    if isinstance(spec, str) and is_package_name(spec) and not path.parent.is_dir():
+        hint = "for a package of Harbor set PADDOCK_PACKAGE_STORE and PADDOCK_PACKAGE_STORE_KEY: see docs/tasks.md"
+    return TaskError(f"there is no task {str(spec)!r}", hint=hint)
 
 
 def _matcher(pattern: str) -> Callable[[str], object]:

@@ -211,6 +211,12 @@ def test_a_wrong_setting_is_named(
     assert "secret" not in message
 
 
+def test_without_a_store_a_name_of_a_package_says_what_to_set() -> None:
+    with pytest.raises(TaskError, match="there is no task 'acme/sums'") as caught:
+        load_tasks("acme/sums")
+    assert "PADDOCK_PACKAGE_STORE" in str(caught.value.hint)
+
+
 def test_variables_of_harbor_name_the_store_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve_store(store) as url:
         monkeypatch.delenv("PADDOCK_PACKAGE_STORE")
