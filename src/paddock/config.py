@@ -230,7 +230,7 @@ DOCKER_CONFIG = _path("DOCKER_CONFIG", "Folder with the `config.json` that has t
 # Task sets.
 PADDOCK_TASKS = _path("PADDOCK_TASKS", "Folder for fetched task sets.")
 PADDOCK_TASK_REGISTRY = _text(
-    "PADDOCK_TASK_REGISTRY", "File or URL of the registry in which datasets are looked up by name."
+    "PADDOCK_TASK_REGISTRY", "File, URL or `git+URL` of the registry in which datasets are looked up by name."
 )
 PADDOCK_PACKAGE_STORE = _text(
     "PADDOCK_PACKAGE_STORE", "URL of the Harbor package store that has `ORG/NAME@REF`.", also="HARBOR_SUPABASE_URL"

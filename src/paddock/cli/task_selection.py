@@ -26,7 +26,7 @@ def selection_options(command: CommandT) -> CommandT:
         click.option(
             "--registry",
             metavar="FILE|URL",
-            help="Harbor registry in which NAME@VERSION is looked up. Also: PADDOCK_TASK_REGISTRY.",
+            help="Harbor registry in which NAME@VERSION is looked up; also git+URL. Variable: PADDOCK_TASK_REGISTRY.",
         ),
         click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N of the tasks."),
         click.option("--shard", metavar="K/N", help="Only part K of N equal parts of the tasks, such as 1/4."),

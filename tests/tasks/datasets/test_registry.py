@@ -7,7 +7,7 @@ import pytest
 from paddock.errors import TaskError
 from paddock.tasks.datasets.resolve import SetOptions
 from paddock.tasks.taskset import TASK_SET, is_task_set, load_tasks
-from tasks.datasets.repositories import make_repository, serve_folder, task_files
+from tasks.datasets.repositories import commit_files, make_repository, serve_folder, task_files
 
 
 def registry(folder: Path, *datasets: dict[str, Any]) -> str:
@@ -33,6 +33,37 @@ def test_a_dataset_has_tasks_of_repositories_and_folders(tmp_path: Path) -> None
     assert [task.id for task in tasks] == ["b", "a", "here"]
     assert [task.metadata[TASK_SET].get("commit") for task in tasks] == [commit, commit, None]
     assert {task.metadata[TASK_SET]["set"] for task in tasks} == {"org/set@1.0"}
+
+
+@pytest.mark.parametrize("place", ["", "#lists", "#lists/registry.json", "@main#lists/other.json"])
+def test_a_registry_in_a_repository_has_tasks_of_it(tmp_path: Path, place: str) -> None:
+    other = make_repository(tmp_path / "other", task_files("b"))
+    rows = [{"name": "a", "path": "tasks/a"}, in_repository(tmp_path / "other", "b", other)]
+    text = json.dumps([dataset("1.0", *rows)])
+    folder = "lists/" if place else ""
+    names = {f"{folder}registry.json": text, f"{folder}other.json": text}
+    commit = make_repository(tmp_path / "r", {**names, **task_files("a", "not listed", below=f"{folder}tasks/")})
+    tasks = load_tasks("org/set@1.0", SetOptions(registry=f"git+file://{tmp_path}/r{place}"))
+    assert [task.instruction for task in tasks] == ["Do a.", "Do b."]
+    assert [task.metadata[TASK_SET]["commit"] for task in tasks] == [commit, other]
+
+
+def test_a_registry_in_a_repository_is_asked_again_with_refresh(tmp_path: Path) -> None:
+    place = f"git+file://{tmp_path}/r"
+    first = {"registry.json": json.dumps([dataset("1.0", {"name": "a", "path": "tasks/a"})])}
+    make_repository(tmp_path / "r", {**first, **task_files("a", "b")})
+    assert [task.id for task in load_tasks("org/set", SetOptions(registry=place))] == ["a"]
+    rows = [{"name": name, "path": f"tasks/{name}"} for name in ("a", "b")]
+    commit_files(tmp_path / "r", {"registry.json": json.dumps([dataset("1.1", *rows)])})
+    assert [task.id for task in load_tasks("org/set", SetOptions(registry=place))] == ["a"]
+    assert [task.id for task in load_tasks("org/set", SetOptions(registry=place, refresh=True))] == ["a", "b"]
+
+
+def test_a_folder_is_a_registry_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/instruction.md").write_text("Do here.")
+    registry(tmp_path, dataset("1.0", {"name": "here", "path": "here"}))
+    assert load_tasks("org/set@1.0", SetOptions(registry=str(tmp_path)))[0].instruction == "Do here."
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Harbor's registry: a JSON list of datasets, each a list of tasks in git repositories or in folders beside the file.
 
+It is a file, a file at a URL, or a file in a git repository.
+
 [{"name": "set", "version": "1.0", "description": "…",
   "tasks": [{"name": "one", "git_url": "https://…", "git_commit_id": "…", "path": "tasks/one"}]}]
 """
@@ -11,7 +13,7 @@ import json
 import re
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -20,12 +22,14 @@ from paddock.config import PADDOCK_TASK_REGISTRY
 from paddock.errors import TaskError
 from paddock.limits import MEBIBYTE
 from paddock.tasks.datasets.cache import DatasetCache, cache_key
-from paddock.tasks.datasets.source import DatasetSource, without_credentials
+from paddock.tasks.datasets.git import check_out, resolve_commit
+from paddock.tasks.datasets.source import GIT, DatasetSource, parse_git, without_credentials
 from paddock.tasks.json_values import read_value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+REGISTRY_FILE = "registry.json"
 URL_SCHEMES = ("https://", "http://")
 NEWEST = "head"
 """A version of this name is the newest, as in Harbor."""
@@ -66,7 +70,7 @@ def choose_registry(option: str | None) -> str:
     if location is None:
         raise TaskError(
             "no registry is named",
-            hint="give --registry FILE|URL, or set PADDOCK_TASK_REGISTRY; "
+            hint="give --registry, or set PADDOCK_TASK_REGISTRY; "
             "for ORG/NAME of Harbor's package store set PADDOCK_PACKAGE_STORE",
         )
     return location
@@ -76,9 +80,31 @@ def _location(option: str | None) -> str | None:
     return option or PADDOCK_TASK_REGISTRY.read()
 
 
-def find_dataset(cache: DatasetCache, location: str, source: DatasetSource, *, refresh: bool) -> RegistryDataset:
+def find_dataset(
+    cache: DatasetCache, location: str, source: DatasetSource, log: Callable[[str], None], *, refresh: bool
+) -> RegistryDataset:
     """The dataset with this name and version. Raises TaskError."""
-    rows = _read_rows(cache, location, refresh=refresh)
+    if not location.startswith(GIT):
+        return _choose_version(_read_rows(cache, location, refresh=refresh), location, source)
+    place = parse_git(location)
+    if not place.path.endswith(".json"):
+        place = replace(place, path=str(PurePosixPath(place.path, REGISTRY_FILE)))
+    commit = resolve_commit(cache, place, refresh=refresh)
+    file = check_out(cache, place.url, commit, [place.path], log).path(place.path)
+    dataset = _choose_version(_read_rows(cache, str(file), refresh=refresh), location, source)
+    folder = PurePosixPath(place.path).parent
+    tasks = (_in_repository(task, place.url, commit, folder) for task in dataset.tasks)
+    return replace(dataset, tasks=tuple(tasks))
+
+
+def _in_repository(task: RegistryTask, url: str, commit: str, folder: PurePosixPath) -> RegistryTask:
+    """A folder beside a registry file in a repository is a folder of that repository."""
+    if task.git_url:
+        return task
+    return replace(task, git_url=url, git_commit_id=commit, path=str(folder / task.path))
+
+
+def _choose_version(rows: list[dict[str, Any]], location: str, source: DatasetSource) -> RegistryDataset:
     versions = [row for row in rows if row.get("name") == source.name]
     public_address = without_credentials(location)
     if not versions:
@@ -99,7 +125,12 @@ def local_folder(location: str, task: RegistryTask) -> Path:
             f"the registry gives no repository for the task {task.name}",
             hint="add git_url, or use the registry's file",
         )
-    return Path(location).expanduser().parent / task.path
+    return _registry_file(location).parent / task.path
+
+
+def _registry_file(location: str) -> Path:
+    path = Path(location).expanduser()
+    return path / REGISTRY_FILE if path.is_dir() else path
 
 
 def _read_rows(cache: DatasetCache, location: str, *, refresh: bool) -> list[dict[str, Any]]:
@@ -107,7 +138,7 @@ def _read_rows(cache: DatasetCache, location: str, *, refresh: bool) -> list[dic
         key = f"registries/{cache_key(location)}.json"
         rows = cache.value(key, partial(_download, location), refresh=refresh)
     else:
-        rows = _read_file(Path(location).expanduser())
+        rows = _read_file(_registry_file(location))
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         public_address = without_credentials(location)
         raise TaskError(
@@ -131,7 +162,8 @@ def _read_file(file: Path) -> Any:
         data = file.read_bytes()
     except OSError as error:
         raise TaskError(
-            f"the registry {file} cannot be read: {error.strerror}", hint="give --registry a JSON file or a URL"
+            f"the registry {file} cannot be read: {error.strerror}",
+            hint="give --registry a JSON file, a folder with registry.json, a URL or git+URL",
         ) from error
     return _parse(data, str(file))
 

@@ -35,7 +35,7 @@ class SetOptions:
     """How a task set is looked up."""
 
     registry: str | None = None
-    """A file or URL. None: PADDOCK_TASK_REGISTRY."""
+    """A file, a folder with registry.json, a URL, or git+URL. None: PADDOCK_TASK_REGISTRY."""
     refresh: bool = False
     """Ask again what a branch, a tag or the registry has now."""
     log: Callable[[str], None] = _silent
@@ -114,7 +114,7 @@ def _resolve_package(source: DatasetSource, options: SetOptions) -> list[Resolve
 def _resolve_listed(source: DatasetSource, options: SetOptions) -> list[ResolvedPlace]:
     """Each repository is fetched once."""
     location = choose_registry(options.registry)
-    dataset = find_dataset(options.cache, location, source, refresh=options.refresh)
+    dataset = find_dataset(options.cache, location, source, options.log, refresh=options.refresh)
     name = f"{dataset.name}@{dataset.version}"
     commits = {task: _commit(task, options) for task in dataset.tasks if task.git_url}
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
