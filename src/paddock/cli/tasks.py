@@ -77,8 +77,8 @@ def pull_command(
 ) -> int:
     """Fetch SET, and the images that its tasks name or build upon.
 
-    A branch or a registry is asked for its newest state. Afterwards other commands need no network for SET. Pulls
-    that were interrupted are resumed. Ends with 1 if an image cannot be pulled.
+    A branch, a tag or a registry is asked for its newest state. Afterwards other commands need no network for SET.
+    Pulls that were interrupted are resumed. Ends with 1 if an image cannot be pulled.
     """
     from paddock.rollouts.set_images import find_image_names
 

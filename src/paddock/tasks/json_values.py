@@ -41,6 +41,10 @@ def refuse_unknown(where: str, key: str, keys: list[str]) -> None:
     raise unknown_key(key, keys, where)
 
 
+def ignore_unknown(where: str, key: str, keys: list[str]) -> None:
+    """For data of others, which may have more keys than are read."""
+
+
 def unknown_key(key: str, keys: Iterable[str], where: str) -> TaskError:
     """The error for a key that means nothing here, with the one that was probably meant."""
     close = difflib.get_close_matches(key, list(keys), 1)

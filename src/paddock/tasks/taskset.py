@@ -50,6 +50,7 @@ SHIPPED = "shipped"
 TASK_SET = "task_set"
 """The metadata of a task that says which set it is from: `set` and `hash`, `commit` if it was fetched with git,
 `digest` and `package` if it was published."""
+SUFFIXES = (".json", ".jsonl")
 UNREADABLE_INSTRUCTION = "This task cannot be read."
 MAX_LINE_BYTES = 512 * MEBIBYTE
 
@@ -245,12 +246,9 @@ def is_task_set(spec: str, options: SetOptions | None = None) -> bool:
     path = Path(spec).expanduser()
     if spec == SHIPPED or spec in shipped_tasks.shipped() or spec.startswith((GIT, SWEBENCH)):
         return True
-    return (
-        path.suffix in (".json", ".jsonl")
-        or path.name == MANIFEST
-        or path.is_dir()
-        or _dataset_source(spec, options) is not None
-    )
+    if path.suffix in SUFFIXES or path.name == MANIFEST or path.is_dir():
+        return True
+    return False if path.exists() else _dataset_source(spec, options) is not None
 
 
 def _load_set(spec: str | Path, options: SetOptions) -> list[Task]:

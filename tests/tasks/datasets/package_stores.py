@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.parser import BytesParser
 from email.policy import HTTP
@@ -33,6 +33,7 @@ def make_token() -> str:
 
 
 TOKEN = make_token()
+OK = (200, False)
 
 
 def encoded(files: Files) -> dict[str, bytes]:
@@ -64,10 +65,16 @@ class Store:
     archives: dict[str, bytes] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
     """How often each path was asked for."""
-    failures: list[int | None] = field(default_factory=list)
-    """What happens to the next requests: a status, None for a connection that ends within the answer."""
+    failures: list[tuple[int, bool]] = field(default_factory=list)
+    """The status of the next requests, and whether the connection ends within the answer. OK: an ordinary answer."""
+    tokens: list[str] = field(default_factory=lambda: [TOKEN])
+    """What an API key is exchanged for. Only TOKEN is valid, and the last one is given again."""
     archives_elsewhere: str = ""
     """An address that has the archives. The store redirects to it."""
+    most_rows: int = 1000
+    """Of a page, also if more are asked for."""
+    slow: set[str] = field(default_factory=set)
+    """Tasks whose archives arrive byte by byte."""
 
     def publish_task(
         self, name: str, files: Files, *, archive: bytes | None = None, tags: tuple[str, ...] = ()
@@ -118,13 +125,16 @@ class Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         path = unquote(parts.path)
         self.store.requests[path] += 1
-        if self.store.failures and (status := self.store.failures.pop(0)) != 200:
-            if status is None:
-                self._send(200, b"half", length=8)
-            else:
-                self._send(status, json.dumps({"message": "out of order"}).encode())
-        elif self.headers.get("apikey") != KEY:
-            self._send(401, json.dumps({"message": "Invalid API key"}).encode())
+        failure = self.store.failures.pop(0) if self.store.failures else OK
+        key, token = self.headers.get("apikey"), self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if failure != OK:
+            status, is_cut = failure
+            data = json.dumps({"message": f"out of order \x1b[31m for {key} {token}"}).encode()
+            self._send(status, data, length=len(data) + is_cut)
+        elif key != KEY or token not in {KEY, TOKEN, ""}:
+            self._send(401, json.dumps({"message": f"Invalid API key {key} or token {token}"}).encode())
+        elif path.startswith("/elsewhere/"):
+            self._send(200, self.store.archives[path.removeprefix("/elsewhere/")])
         elif path.startswith("/storage/v1/object/packages/"):
             self._answer_storage(path.removeprefix("/storage/v1/object/packages/"), body)
         else:
@@ -146,6 +156,14 @@ class Handler(BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("Location", f"{self.store.archives_elsewhere}/{path}")
             self.end_headers()
+        elif any(name in path for name in self.store.slow):
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            with suppress(OSError):
+                for _ in range(1000):
+                    self.wfile.write(b"x")
+                    time.sleep(0.02)
         elif path in self.store.archives:
             self._send(200, self.store.archives[path])
         else:
@@ -167,7 +185,8 @@ class Handler(BaseHTTPRequestHandler):
             case "dataset_version_task":
                 tasks = sorted(self.store.dataset(equal["dataset_version_id"])["tasks"].items())
                 start = int(query["offset"])
-                return [_task_row(*task) for task in tasks[start : start + int(query["limit"])]]
+                limit = min(int(query["limit"]), self.store.most_rows)
+                return [_task_row(*task) for task in tasks[start : start + limit]]
         return []
 
     def _dataset(self, equal: dict[str, str], reference: str) -> dict[str, Any] | None:
@@ -177,7 +196,10 @@ class Handler(BaseHTTPRequestHandler):
         values = json.loads(body)
         match path.rpartition("/")[2]:
             case "api-key-exchange":
-                return {"access_token": TOKEN, "expires_in": 3600} if values["api_key"] == API_KEY else {}
+                if values["api_key"] != API_KEY:
+                    return {}
+                token = self.store.tokens.pop(0) if len(self.store.tokens) > 1 else self.store.tokens[0]
+                return {"access_token": token, "expires_in": 3600}
             case "resolve_task_version":
                 version = self.store.find("task", f"{values['p_org']}/{values['p_name']}", values["p_ref"])
                 return version and {**version, "tags": None}
@@ -198,6 +220,8 @@ class Handler(BaseHTTPRequestHandler):
     def _send(self, status: int, data: bytes, *, length: int | None = None) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
+        if status == 429:
+            self.send_header("Retry-After", "0.02")
         self.send_header("Content-Length", str(length or len(data)))
         self.end_headers()
         self.wfile.write(data)

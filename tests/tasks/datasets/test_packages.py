@@ -1,7 +1,9 @@
 import gzip
 import io
+import shutil
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -15,7 +17,7 @@ from paddock.tasks.datasets.packages import archive as archives
 from paddock.tasks.datasets.packages import connection
 from paddock.tasks.datasets.resolve import SetOptions
 from paddock.tasks.taskset import TASK_SET, is_task_set, load_tasks
-from tasks.datasets.package_stores import API_KEY, KEY, TOKEN, Files, Store, archive_of, serve_store
+from tasks.datasets.package_stores import API_KEY, KEY, OK, TOKEN, Files, Store, archive_of, serve_store
 from tasks.datasets.repositories import serve
 
 if TYPE_CHECKING:
@@ -87,10 +89,10 @@ def test_one_task_is_a_set_too(store: Store) -> None:
 
 def test_the_cache_needs_no_store_until_it_is_asked_again(store: Store) -> None:
     assert instructions("acme/sums") == ["Do one.", "Do two."]
-    asked = store.requests.total()
+    count = store.requests.total()
     store.publish_dataset("acme/sums", {"acme/two": store.publish_task("acme/two", {"instruction.md": "New."})})
     assert instructions("acme/sums") == ["Do one.", "Do two."]
-    assert store.requests.total() == asked
+    assert store.requests.total() == count
     assert instructions("acme/sums", refresh=True) == ["New."]
 
 
@@ -105,7 +107,9 @@ def test_many_tasks_are_fetched_once_each(store: Store) -> None:
 
 
 def test_long_datasets_are_read_page_by_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PAGE_ROWS", 2)
+    # A store may send fewer rows than it is asked for.
+    monkeypatch.setattr(connection, "PAGE_ROWS", 3)
+    store.most_rows = 2
     tasks = {f"acme/t{n}": store.publish_task(f"acme/t{n}", {"instruction.md": f"Do {n}."}) for n in range(4)}
     store.publish_dataset("acme/many", tasks)
     assert instructions("acme/many") == [f"Do {n}." for n in range(4)]
@@ -113,23 +117,56 @@ def test_long_datasets_are_read_page_by_page(store: Store, monkeypatch: pytest.M
 
 def test_requests_that_may_succeed_later_are_repeated(store: Store) -> None:
     # The last one ends within an archive.
-    store.failures = [503, 200, 429, 200, 200, None]
+    store.failures = [(503, False), (200, True), OK, (503, True), OK, OK, (200, True)]
     assert instructions("acme/one") == ["Do one."]
     assert store.failures == []
-    store.failures = [503] * 9
-    with pytest.raises(TaskError, match="answered 503: out of order"):
+    store.failures = [(503, False)] * 9
+    with pytest.raises(TaskError, match="answered 503: out of order") as caught:
         instructions("acme/one", refresh=True)
+    assert KEY not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
     assert len(store.failures) == 5
 
 
-def test_what_was_fetched_before_a_failure_is_kept(store: Store, cache: Path) -> None:
+def test_the_pause_is_what_the_store_asks_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float | None] = []
+
+    class Recorded(Backoff):
+        def pause(self, attempt: int, retry_after: float | None = None, *, is_startup: bool = False) -> float:
+            pauses.append(retry_after)
+            return 0.0
+
+    monkeypatch.setattr(connection, "BACKOFF", Recorded())
+    store.failures = [(429, False), (503, False)]
+    assert instructions("acme/one") == ["Do one."]
+    assert pauses == [0.02, None]
+
+
+def test_a_failure_ends_slow_downloads(store: Store, cache: Path) -> None:
+    store.slow = {"acme/one"}
     store.archives[next(path for path in store.archives if "acme/two" in path)] = b"broken"
-    with pytest.raises(TaskError, match=r"acme/two: the archive cannot be decompressed"):
+    began = time.monotonic()
+    with pytest.raises(TaskError, match="acme/two"):
+        load_tasks("acme/sums")
+    # The slow one would take 20 s.
+    assert time.monotonic() - began < 10
+    assert not list(cache.rglob("*.partial"))
+
+
+def test_a_proxy_does_not_see_requests_to_this_machine(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert instructions("acme/one") == ["Do one."]
+
+
+def test_what_was_fetched_before_a_failure_is_kept(store: Store, cache: Path) -> None:
+    assert instructions("acme/one") == ["Do one."]
+    store.archives[next(path for path in store.archives if "acme/two" in path)] = b"broken"
+    with pytest.raises(TaskError, match="acme/two: the archive cannot be decompressed"):
         load_tasks("acme/sums")
     store.publish_task("acme/two", TWO)
     assert instructions("acme/sums") == ["Do one.", "Do two."]
     assert store.requests[next(path for path in store.requests if "acme/one" in path)] == 1
-    assert not list(cache.rglob("*.partial")) + list(cache.rglob("archive.tar.gz"))
+    assert not list(cache.rglob("*.partial")) + list(cache.rglob("*.tar.gz"))
 
 
 def test_private_packages_need_an_api_key(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +179,16 @@ def test_private_packages_need_an_api_key(store: Store, monkeypatch: pytest.Monk
         load_tasks("acme/sums@1.0")
     monkeypatch.setenv("HARBOR_API_KEY", API_KEY)
     assert instructions("acme/sums@1.0") == ["Do one.", "Do two."]
+
+
+def test_another_token_is_asked_for_when_one_has_expired(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARBOR_API_KEY", API_KEY)
+    store.tokens = ["expired", TOKEN]
+    assert instructions("acme/sums") == ["Do one.", "Do two."]
+    store.tokens = ["expired"]
+    with pytest.raises(TaskError, match="answered 401") as caught:
+        instructions("acme/sums", refresh=True)
+    assert "HARBOR_API_KEY" in str(caught.value.hint)
 
 
 def test_an_api_key_is_not_sent_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +221,33 @@ def test_another_host_gets_neither_the_key_nor_the_token(store: Store, monkeypat
         assert not {KEY, TOKEN, f"Bearer {TOKEN}"} & set(headers.values())
 
 
+def test_the_same_host_gets_the_key_after_a_redirect(store: Store) -> None:
+    store.archives_elsewhere = "/elsewhere"
+    assert instructions("acme/sums") == ["Do one.", "Do two."]
+
+
+def test_a_redirect_to_another_protocol_is_refused(store: Store) -> None:
+    store.archives_elsewhere = "ftp://127.0.0.1:9"
+    with pytest.raises(TaskError, match="answered 302"):
+        load_tasks("acme/sums")
+
+
+def test_another_version_than_the_digest_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = store.find
+    monkeypatch.setattr(store, "find", lambda kind, name, reference: find(kind, name, "latest"))
+    for name in ("acme/sums", "acme/one"):
+        with pytest.raises(TaskError, match=rf"gave sha256:\w+ for {name}@sha256:0000"):
+            load_tasks(f"{name}@sha256:{'0' * 64}")
+
+
+def test_a_file_is_no_package(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme/sums").write_text("class Env: ...")
+    monkeypatch.chdir(tmp_path)
+    assert not is_task_set("acme/sums")
+    assert is_task_set("acme/sums@1.0") is True
+
+
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
@@ -193,10 +267,14 @@ def test_an_unknown_package_is_an_error_with_a_hint(store: Store, spec: str, say
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
-        ({"PADDOCK_PACKAGE_STORE": "store.example"}, "PADDOCK_PACKAGE_STORE is no address"),
+        ({"PADDOCK_PACKAGE_STORE": "store.example"}, "PADDOCK_PACKAGE_STORE is not an address"),
         ({"PADDOCK_PACKAGE_STORE_KEY": ""}, "PADDOCK_PACKAGE_STORE_KEY is not set"),
-        ({"PADDOCK_PACKAGE_STORE_KEY": "wrong"}, "answered 401: Invalid API key"),
-        ({"PADDOCK_PACKAGE_STORE": "http://me:secret@127.0.0.1:9"}, "http://127.0.0.1:9 cannot be read"),
+        ({"PADDOCK_PACKAGE_STORE_KEY": "wrong secret"}, "PADDOCK_PACKAGE_STORE_KEY has characters"),
+        ({"PADDOCK_PACKAGE_STORE_KEY": "secret"}, "answered 401: Invalid API key"),
+        ({"HARBOR_API_KEY": "secret\n1"}, "HARBOR_API_KEY has characters"),
+        ({"PADDOCK_PACKAGE_STORE": "http://me:secret@127.0.0.1:9"}, "PADDOCK_PACKAGE_STORE is not an address"),
+        ({"PADDOCK_PACKAGE_STORE": "http://["}, "PADDOCK_PACKAGE_STORE is not an address"),
+        ({"PADDOCK_PACKAGE_STORE": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be read: "),
     ],
 )
 def test_a_wrong_setting_is_named(
@@ -207,7 +285,7 @@ def test_a_wrong_setting_is_named(
     with pytest.raises(TaskError, match=says) as caught:
         load_tasks("acme/sums@1.0")
     message = f"{caught.value} {caught.value.hint}"
-    assert "PADDOCK_PACKAGE_STORE" in message
+    assert next(iter(variables)) in message
     assert "secret" not in message
 
 
@@ -242,7 +320,7 @@ def test_another_registry_can_be_named(store: Store, tmp_path: Path) -> None:
 def test_an_archive_with_another_content_is_refused(store: Store) -> None:
     store.publish_task("acme/one", ONE, archive=archive_of({**ONE, "tests/test.sh": "echo 1 > reward"}))
     with pytest.raises(
-        TaskError, match=r"acme/one was published as sha256:\w+, and its archive has sha256:"
+        TaskError, match=r"acme/one: it was published as sha256:\w+, and its archive has sha256:"
     ) as caught:
         load_tasks("acme/sums")
     assert caught.value.hint
@@ -266,33 +344,23 @@ def member(name: str, data: bytes = b"", **fields: Any) -> bytes:
     return gzip.compress(buffer.getvalue())
 
 
-@pytest.mark.parametrize(
-    ("archive", "says"),
-    [
-        (member("../out", b"x"), "has the path '../out'"),
-        (member("/tmp/out", b"x"), "has the path '/tmp/out'"),
-        (member("tests/../../out", b"x"), "has the path"),
-        (member("tests", type=tarfile.SYMTYPE, linkname="/etc"), "is a link or a device"),
-        (member("tests/a", type=tarfile.LNKTYPE, linkname="tests/b"), "is a link or a device"),
-        (member("tests/a", type=tarfile.CHRTYPE), "is a link or a device"),
-        (member("tests/a\nb", b"x"), "has the path"),
-        (archive_of(ONE)[:-30], "cannot be decompressed"),
-        (b"text", "cannot be decompressed"),
-        (gzip.compress(b"text" * 200), "a number in a header"),
-    ],
-    ids=[
-        "parent",
-        "absolute",
-        "parent of a folder",
-        "link",
-        "hard link",
-        "device",
-        "line",
-        "short",
-        "text",
-        "no tar",
-    ],
-)
+HOSTILE = {
+    "parent": (member("../out", b"x"), "has the path '../out'"),
+    "absolute": (member("/tmp/out", b"x"), "has the path '/tmp/out'"),
+    "parent of a folder": (member("tests/../../out", b"x"), "has the path"),
+    "link": (member("tests", type=tarfile.SYMTYPE, linkname="/etc"), "is a link or a device"),
+    "hard link": (member("tests/a", type=tarfile.LNKTYPE, linkname="tests/b"), "is a link or a device"),
+    "device": (member("tests/a", type=tarfile.CHRTYPE), "is a link or a device"),
+    "line": (member("tests/a\nb", b"x"), "has the path"),
+    "zero": (member("tests/a", b"x", pax_headers={"path": "tests/a\0b"}), "has the path"),
+    "deep": (member("tests/" + "a/" * 100 + "b", b"x"), "has the path"),
+    "short": (archive_of(ONE)[:-30], "cannot be decompressed"),
+    "text": (b"text", "cannot be decompressed"),
+    "no tar": (gzip.compress(b"text" * 200), "a number in a header"),
+}
+
+
+@pytest.mark.parametrize(("archive", "says"), HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_archive_writes_nothing_elsewhere(store: Store, cache: Path, archive: bytes, says: str) -> None:
     store.publish_task("acme/two", TWO, archive=archive)
     with pytest.raises(TaskError, match=says) as caught:
@@ -309,13 +377,32 @@ def test_an_archive_that_expands_without_end_is_refused(store: Store, monkeypatc
         load_tasks("acme/sums")
 
 
+def test_the_entries_of_an_archive_are_limited(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MOST_ENTRIES", 2)
+    store.publish_task("acme/two", TWO, archive=archive_of(TWO))
+    with pytest.raises(TaskError, match="more than 2 entries"):
+        load_tasks("acme/sums")
+
+
+def test_an_archive_without_a_task_is_refused(store: Store) -> None:
+    files = {"tests/instruction.md": "Do.", "steps/instruction.md": "Do."}
+    store.publish_dataset("acme/sums", {"acme/three": store.publish_task("acme/three", files)})
+    with pytest.raises(TaskError, match="acme/three: its archive is no task"):
+        load_tasks("acme/sums")
+
+
+def test_a_task_may_be_called_like_an_archive(store: Store) -> None:
+    store.publish_task("acme/archive.tar.gz", TWO)
+    assert instructions("acme/archive.tar.gz@1") == ["Do two."]
+
+
 def test_a_file_cannot_be_written_twice(store: Store) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for _ in range(2):
             archive.addfile(tarfile.TarInfo("instruction.md"), io.BytesIO())
     store.publish_task("acme/two", TWO, archive=gzip.compress(buffer.getvalue()))
-    with pytest.raises(TaskError, match=r"instruction.md of the archive: File exists"):
+    with pytest.raises(TaskError, match=r"'instruction\.md' of the archive: File exists"):
         load_tasks("acme/sums")
 
 
@@ -352,6 +439,18 @@ def test_a_manifest_of_local_tasks_needs_no_store(tmp_path: Path) -> None:
         load_tasks(manifest(tmp_path, other=f"sha256:{'0' * 64}"))
 
 
+def test_two_folders_of_one_task_are_an_error(tmp_path: Path) -> None:
+    for name in ("a", "b", "broken"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "task.toml").write_text('[task]\nname = "acme/mine"\n' if name != "broken" else "[")
+        (tmp_path / name / "instruction.md").write_text("Do it.")
+    place = manifest(tmp_path, mine=f"sha256:{'0' * 64}")
+    with pytest.raises(TaskError, match="are both 'acme/mine'"):
+        load_tasks(place)
+    shutil.rmtree(tmp_path / "a")
+    assert instructions(place) == ["Do it."]
+
+
 def test_a_folder_without_tasks_points_to_its_manifest(tmp_path: Path) -> None:
     manifest(tmp_path, one=f"sha256:{'0' * 64}")
     with pytest.raises(TaskError, match="holds no task") as caught:
@@ -363,6 +462,7 @@ def test_a_folder_without_tasks_points_to_its_manifest(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("[dataset", "not valid TOML"),
+        ("a = " + "[" * 5000, "not valid TOML"),
         ("[dataset]\nname = 1", "dataset.name is 1, not text"),
         ('[dataset]\nname = "a/b"', "lists no task"),
         ('[dataset]\nname = "a/b"\n[[tasks]]\nname = "one"\ndigest = "x"', "'one' has no organization"),

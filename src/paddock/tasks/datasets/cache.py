@@ -6,6 +6,7 @@ others wait for the result. What a killed process left is removed by the next on
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -39,10 +40,12 @@ class DatasetCache:
                 return place
             partial = place.with_name(f"{place.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
             try:
+                partial.mkdir(parents=True)
                 make(partial)
                 partial.rename(place)
+            except OSError as error:
+                raise self._unwritable(error) from error
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
         return place
@@ -55,8 +58,11 @@ class DatasetCache:
         value = fetch()
         with self._lock(key):
             partial = file.with_name(f"{file.name}.partial")
-            partial.write_text(json.dumps(value))
-            partial.replace(file)
+            try:
+                partial.write_text(json.dumps(value))
+                partial.replace(file)
+            except OSError as error:
+                raise self._unwritable(error) from error
         return value
 
     def _read_value(self, file: Path) -> Any:
@@ -74,14 +80,18 @@ class DatasetCache:
             file.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise TaskError(
-                f"{self.root} cannot be written: {error.strerror}", hint="set PADDOCK_TASKS to a folder of your own"
-            ) from error
+            raise self._unwritable(error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
+
+    def _unwritable(self, error: OSError) -> TaskError:
+        hint = "set PADDOCK_TASKS to a folder of your own"
+        if error.errno == errno.ENOSPC:
+            hint = "free space on the disk, or set PADDOCK_TASKS to a folder elsewhere"
+        return TaskError(f"{self.root} cannot be written: {error.strerror}", hint=hint)
 
 
 def default_cache() -> DatasetCache:

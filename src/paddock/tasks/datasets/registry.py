@@ -24,7 +24,7 @@ from paddock.limits import MEBIBYTE
 from paddock.tasks.datasets.cache import DatasetCache, cache_key
 from paddock.tasks.datasets.git import check_out, resolve_commit
 from paddock.tasks.datasets.source import GIT, DatasetSource, parse_git, without_credentials
-from paddock.tasks.json_values import read_value
+from paddock.tasks.json_values import ignore_unknown, read_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -181,7 +181,7 @@ def _read_dataset(row: dict[str, Any], place: str) -> RegistryDataset:
     # Null stands for a missing value, and keys such as `metrics` are not needed here.
     tasks = [{key: value for key, value in task.items() if value is not None} for task in _task_rows(row, place)]
     values = {"name": row["name"], "version": str(row.get("version", "")), "tasks": tasks}
-    dataset = read_value(RegistryDataset, values, place, _ignore_key)
+    dataset = read_value(RegistryDataset, values, place, ignore_unknown)
     if not dataset.tasks:
         raise TaskError(f"{place} lists no task", hint="choose another version")
     for task in dataset.tasks:
@@ -202,10 +202,6 @@ def _check_path(task: RegistryTask, place: str) -> None:
         raise TaskError(f"{place}: the path of {task.name} is {task.path!r}", hint="use a plain relative path")
     if task.git_url.startswith("-") or "::" in task.git_url:
         raise TaskError(f"{place}: the git_url of {task.name} is {task.git_url!r}", hint="use https or ssh")
-
-
-def _ignore_key(where: str, key: str, keys: list[str]) -> None:
-    pass
 
 
 def _newest(versions: Sequence[str]) -> str:

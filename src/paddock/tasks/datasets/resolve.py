@@ -82,7 +82,7 @@ def resolve_dataset(source: DatasetSource, options: SetOptions) -> list[Resolved
 def resolve_manifest(file: Path, options: SetOptions) -> list[ResolvedPlace]:
     """The tasks that a dataset.toml lists: the folders beside it, and others from the store. Raises TaskError."""
     manifest = read_manifest(file)
-    folders = {task_folder_id(child): child for child in sorted(file.parent.iterdir()) if is_task_folder(child)}
+    folders = _folders_by_task(file.parent)
     missing = [task for task in manifest.tasks if task.name not in folders]
     fetched = fetch_tasks(options.cache, configured_store(), missing, options.log) if missing else []
     packages = dict(zip(missing, fetched, strict=True))
@@ -93,6 +93,20 @@ def resolve_manifest(file: Path, options: SetOptions) -> list[ResolvedPlace]:
         else ResolvedPlace(folders[task.name], origin)
         for task in manifest.tasks
     ]
+
+
+def _folders_by_task(folder: Path) -> dict[str, Path]:
+    folders: dict[str, Path] = {}
+    for child in filter(is_task_folder, sorted(folder.iterdir())):
+        try:
+            name = task_folder_id(child)
+        except TaskError:
+            # Its name is not known, so the manifest cannot mean it.
+            continue
+        if name in folders:
+            raise TaskError(f"{folders[name]} and {child} are both {name!r}", hint="give each task its own name")
+        folders[name] = child
+    return folders
 
 
 def _is_in_store(source: DatasetSource, options: SetOptions) -> bool:

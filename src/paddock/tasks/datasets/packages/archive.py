@@ -26,8 +26,11 @@ COVERED = frozenset(
     {"task.toml", "instruction.md", "README.md", "trajectory.json", "environment", "tests", "solution", "steps"}
 )
 LARGEST_TASK = 16 * GIBIBYTE
-MOST_FILES = 200_000
+MOST_ENTRIES = 200_000
+DEEPEST = 64
+"""Folders in each other."""
 FILE_MODE, PROGRAM_MODE = 0o644, 0o755
+SHOWN_CHARACTERS = 300
 PUBLISH_HINT = "publish the task again, or choose another version"
 
 
@@ -37,12 +40,12 @@ def unpack_task(archive: Path, folder: Path) -> str:
     try:
         with gzip.open(archive) as stream:
             reader = TarReader(_LimitedStream(stream))
-            for entry in reader:
+            for number, entry in enumerate(reader):
+                if number == MOST_ENTRIES:
+                    raise TaskError(f"the archive has more than {MOST_ENTRIES} entries", hint=PUBLISH_HINT)
                 path = _path(entry)
                 if entry.kind == FOLDER or path.parts[0] not in COVERED:
                     continue
-                if len(hashes) == MOST_FILES:
-                    raise TaskError(f"the archive has more than {MOST_FILES} files", hint=PUBLISH_HINT)
                 hashes[str(path)] = _write(reader, entry, folder / path)
     except ImageError as error:
         raise TaskError(error.message, hint=PUBLISH_HINT) from error
@@ -60,14 +63,23 @@ def content_hash(hashes: Mapping[str, str]) -> str:
 def _path(entry: TarEntry) -> PurePosixPath:
     """Where the entry belongs. Raises TaskError for links, devices and paths that lead elsewhere."""
     try:
-        path = PurePosixPath(entry.name.decode())
+        name = entry.name.decode()
     except UnicodeDecodeError:
-        raise TaskError(f"the archive has the name {entry.name!r}", hint=PUBLISH_HINT) from None
+        raise _refused(entry) from None
+    path = PurePosixPath(name)
     if entry.kind != FOLDER and entry.kind not in FILE_KINDS:
-        raise TaskError(f"{path} in the archive is a link or a device", hint=PUBLISH_HINT)
-    if path.is_absolute() or ".." in path.parts or "\n" in str(path) or (entry.kind != FOLDER and not path.parts):
-        raise TaskError(f"the archive has the path {str(path)!r}", hint=PUBLISH_HINT)
+        raise TaskError(f"{name[:SHOWN_CHARACTERS]!r} in the archive is a link or a device", hint=PUBLISH_HINT)
+    leads_out = path.is_absolute() or ".." in path.parts
+    if leads_out or len(path.parts) > DEEPEST or "\n" in name or "\0" in name:
+        raise _refused(entry)
+    if entry.kind != FOLDER and not path.parts:
+        raise _refused(entry)
     return path
+
+
+def _refused(entry: TarEntry) -> TaskError:
+    name = entry.name.decode(errors="replace")[:SHOWN_CHARACTERS]
+    return TaskError(f"the archive has the path {name!r}", hint=PUBLISH_HINT)
 
 
 def _write(reader: TarReader, entry: TarEntry, file: Path) -> str:
@@ -81,7 +93,8 @@ def _write(reader: TarReader, entry: TarEntry, file: Path) -> str:
         file.chmod(PROGRAM_MODE if entry.mode & 0o100 else FILE_MODE)
     except OSError as error:
         hint = "free space on the disk" if error.errno == errno.ENOSPC else PUBLISH_HINT
-        raise TaskError(f"{entry.name.decode()} of the archive: {error.strerror}", hint=hint) from error
+        name = entry.name.decode()[:SHOWN_CHARACTERS]
+        raise TaskError(f"{name!r} of the archive: {error.strerror}", hint=hint) from error
     return digest.hexdigest()
 
 

@@ -8,11 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from paddock.errors import TaskError
+from paddock.retry import Deadline
 from paddock.tasks.datasets.cache import cache_key
 from paddock.tasks.datasets.packages.archive import unpack_task
 from paddock.tasks.datasets.packages.store import PackageVersion, TaskPackage
-from paddock.tasks.datasets.source import without_credentials
 from paddock.tasks.json_values import read_value, write_value
+from paddock.tasks.task_folder import is_task_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +26,10 @@ T = TypeVar("T")
 
 DOWNLOADS = 8
 """Tasks that are fetched at a time."""
-ARCHIVE = "archive.tar.gz"
+STOP_SECONDS = 2.0
+"""How long a failure waits for the other downloads to remove what they have."""
+ARCHIVE = ".archive.tar.gz"
+"""No task has such a name."""
 PROGRESS_LINES = 10
 
 
@@ -44,35 +48,40 @@ def fetch_tasks(
     """The folders of the tasks, from the cache or fetched. Raises TaskError."""
     missing = [task for task in tasks if not (cache.root / _key(task)).is_dir()]
     if missing:
-        log(f"fetching {len(missing)} of {len(tasks)} tasks from {without_credentials(store.url)}")
+        log(f"fetching {len(missing)} of {len(tasks)} tasks from {store.url}")
         step = len(missing) // PROGRESS_LINES
 
         def announce(done: int) -> None:
             if step and done % step == 0:
                 log(f"fetched {done} of {len(missing)} tasks")
 
-        _for_each(missing, partial(_fetch_task, cache, store), announce)
+        _for_each(missing, partial(_fetch_task, cache, store), announce, store.connection.stop)
     return [_fetch_task(cache, store, task) for task in tasks]
 
 
 def _fetch_task(cache: DatasetCache, store: PackageStore, task: TaskPackage) -> Path:
     def make(folder: Path) -> None:
-        archive = folder / ARCHIVE
-        store.download(task, archive)
-        tree = folder / _short_name(task)
-        tree.mkdir()
         try:
-            digest = f"sha256:{unpack_task(archive, tree)}"
+            _fill(folder, store, task)
         except TaskError as error:
             raise TaskError(f"{task.name}: {error.message}", hint=error.hint) from error
-        archive.unlink()
-        if digest != task.digest:
-            raise TaskError(
-                f"{task.name} was published as {task.digest}, and its archive has {digest}",
-                hint="do not use it: ask its publisher, or choose another version",
-            )
 
     return cache.folder(_key(task), make) / _short_name(task)
+
+
+def _fill(folder: Path, store: PackageStore, task: TaskPackage) -> None:
+    archive, tree = folder / ARCHIVE, folder / _short_name(task)
+    store.download(task, archive)
+    tree.mkdir()
+    digest = f"sha256:{unpack_task(archive, tree)}"
+    archive.unlink()
+    if digest != task.digest:
+        raise TaskError(
+            f"it was published as {task.digest}, and its archive has {digest}",
+            hint="do not use it: ask its publisher, or choose another version",
+        )
+    if not is_task_folder(tree):
+        raise TaskError("its archive is no task", hint="ask its publisher, or choose another version")
 
 
 def _key(task: TaskPackage) -> str:
@@ -84,10 +93,12 @@ def _short_name(task: TaskPackage) -> str:
     return task.name.partition("/")[2]
 
 
-def _for_each(items: Sequence[T], work: Callable[[T], object], announce: Callable[[int], None]) -> None:
-    """Call `work` for each item in threads. After an exception no more items are begun, and it is raised.
+def _for_each(
+    items: Sequence[T], work: Callable[[T], object], announce: Callable[[int], None], stop: Callable[[], None]
+) -> None:
+    """Call `work` for each item in threads. The first exception is raised, and `stop` ends what still works.
 
-    The threads are daemons: an interrupted program does not wait for their downloads.
+    The threads are daemons: an interrupted program does not wait for one that hangs.
     """
     waiting: queue.SimpleQueue[T] = queue.SimpleQueue()
     for item in items:
@@ -104,7 +115,6 @@ def _for_each(items: Sequence[T], work: Callable[[T], object], announce: Callabl
             try:
                 work(item)
             except Exception as error:
-                stopped.set()
                 outcomes.put(error)
             else:
                 outcomes.put(None)
@@ -115,9 +125,12 @@ def _for_each(items: Sequence[T], work: Callable[[T], object], announce: Callabl
     try:
         for done in range(1, len(items) + 1):
             if (error := outcomes.get()) is not None:
-                for thread in threads:
-                    thread.join()
                 raise error
             announce(done)
-    finally:
+    except BaseException:
         stopped.set()
+        stop()
+        deadline = Deadline(STOP_SECONDS)
+        for thread in threads:
+            thread.join(max(deadline.seconds_left, 0.0))
+        raise

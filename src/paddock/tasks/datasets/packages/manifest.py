@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paddock.errors import TaskError
 from paddock.tasks.datasets.packages.store import DIGEST, TaskPackage, is_package_name
-from paddock.tasks.json_values import read_value
+from paddock.tasks.json_values import ignore_unknown, read_value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +34,9 @@ def read_manifest(file: Path) -> Manifest:
         plain = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise TaskError(f"{file} cannot be read: {error.strerror}", hint="name a readable file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(f"{file} is not valid TOML: {error}", hint="correct the file") from error
-    manifest = read_value(Manifest, plain, f"{file}:", _ignore_key)
+    manifest = read_value(Manifest, plain, str(file), ignore_unknown)
     if not manifest.tasks:
         raise TaskError(f"{file} lists no task", hint="add a [[tasks]] table with name and digest for each task")
     for task in manifest.tasks:
@@ -47,7 +47,3 @@ def read_manifest(file: Path) -> Manifest:
                 f"{file}: the digest of {task.name} is {task.digest!r}", hint="write sha256: and 64 digits"
             )
     return manifest
-
-
-def _ignore_key(where: str, key: str, keys: list[str]) -> None:
-    pass

@@ -9,19 +9,22 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from paddock.config import HARBOR_API_KEY, PADDOCK_PACKAGE_STORE, PADDOCK_PACKAGE_STORE_KEY
+from paddock.config import HARBOR_API_KEY, PADDOCK_PACKAGE_STORE, PADDOCK_PACKAGE_STORE_KEY, Variable
 from paddock.errors import TaskError
 from paddock.tasks.datasets.packages.connection import StoreConnection
-from paddock.tasks.json_values import read_value
+from paddock.tasks.json_values import ignore_unknown, read_value
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 RowT = TypeVar("RowT")
 
+SHOWN_CHARACTERS = 300
 NEWEST = "latest"
 """The tag that Harbor moves to each new version."""
-PACKAGE_NAME = re.compile(r"(\w[\w.-]*)/(\w[\w.-]*)", re.ASCII)
+PACKAGE_NAME = re.compile(r"(\w[\w.-]{0,199})/(\w[\w.-]{0,199})", re.ASCII)
+STORE_ADDRESS = re.compile(r"https?://(\[[0-9a-fA-F:]+\]|[\w.-]+)(:\d{1,5})?(/[\w./-]*)?", re.ASCII)
+KEY = re.compile(r"[!-~]+")
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 BUCKET = "packages"
 """Where the store keeps its archives."""
@@ -47,7 +50,7 @@ class PackageVersion:
     """What a reference means: the tasks of a dataset, or one task."""
 
     digest: str
-    tasks: tuple[TaskPackage, ...] = ()
+    tasks: tuple[TaskPackage, ...]
 
 
 # The columns that are read, as the store names them.
@@ -88,7 +91,8 @@ class _DatasetTask:
 
 @dataclass(frozen=True, slots=True)
 class _DatasetTaskRow:
-    task_version: _DatasetTask
+    task_version: _DatasetTask | None
+    """None: a task that the key may not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +111,22 @@ def is_store_configured() -> bool:
 
 def configured_store() -> PackageStore:
     """The store that the variables name. Raises TaskError."""
-    url, key = PADDOCK_PACKAGE_STORE.read(), PADDOCK_PACKAGE_STORE_KEY.read()
+    url = PADDOCK_PACKAGE_STORE.read()
     if url is None:
         raise TaskError("no package store is named", hint="set PADDOCK_PACKAGE_STORE and PADDOCK_PACKAGE_STORE_KEY")
-    if not url.startswith(("https://", "http://")):
-        raise TaskError("PADDOCK_PACKAGE_STORE is no address", hint="give one that begins with https://")
+    if not STORE_ADDRESS.fullmatch(url):
+        raise TaskError("PADDOCK_PACKAGE_STORE is not an address", hint="write https://HOST, without a password")
+    key = _read_key(PADDOCK_PACKAGE_STORE_KEY)
     if key is None:
         raise TaskError("PADDOCK_PACKAGE_STORE_KEY is not set", hint="set it to the public key of the store")
-    return PackageStore(StoreConnection(url, key, HARBOR_API_KEY.read()))
+    return PackageStore(StoreConnection(url, key, _read_key(HARBOR_API_KEY)))
+
+
+def _read_key(variable: Variable[str | None]) -> str | None:
+    key = variable.read()
+    if key is not None and not KEY.fullmatch(key.strip()):
+        raise TaskError(f"{variable.name} has characters that no key has", hint="copy it again")
+    return key and key.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +142,36 @@ class PackageStore:
     def resolve(self, name: str, reference: str) -> PackageVersion:
         """The version of a package that has this tag, revision number or digest now."""
         if reference.startswith("sha256:") and not DIGEST.fullmatch(reference):
-            raise TaskError(f"{reference!r} is not a whole digest", hint="write sha256: and 64 hexadecimal digits")
-        if self._package_type(name) == "task":
-            digest = _digest(self._task_version(name, reference).content_hash)
-            return PackageVersion(digest, (TaskPackage(name, digest),))
-        version = self._dataset_version(name, reference)
-        query = {"select": TASK_COLUMNS, "dataset_version_id": f"eq.{version.id}", "order": "task_version_id.asc"}
-        rows = self.connection.all_rows("dataset_version_task", query)
-        tasks = tuple(_task_package(row) for row in rows)
-        if not tasks:
-            raise TaskError(f"{name}@{reference} has no task", hint="choose another version")
-        return PackageVersion(_digest(version.content_hash), tasks)
+            raise TaskError(
+                f"{reference!r} is not a whole digest", hint="write sha256: and 64 hexadecimal digits, in lower case"
+            )
+        is_task = self._package_type(name) == "task"
+        version = self._resolve_task(name, reference) if is_task else self._resolve_dataset(name, reference)
+        if DIGEST.fullmatch(reference) and version.digest != reference:
+            raise TaskError(
+                f"the package store gave {version.digest} for {name}@{reference}", hint="check PADDOCK_PACKAGE_STORE"
+            )
+        return version
 
     def download(self, task: TaskPackage, file: Path) -> None:
-        """Write the archive of a task to `file`."""
+        """Write the archive of a task to `file`. Raises OSError if it cannot be written."""
         path = self._task_version(task.name, task.digest).archive_path
         self.connection.download(f"{BUCKET}/{path}", file)
+
+    def _resolve_task(self, name: str, reference: str) -> PackageVersion:
+        digest = _digest(self._task_version(name, reference).content_hash)
+        return PackageVersion(digest, (TaskPackage(name, digest),))
+
+    def _resolve_dataset(self, name: str, reference: str) -> PackageVersion:
+        version = self._dataset_version(name, reference)
+        query = {"select": TASK_COLUMNS, "dataset_version_id": f"eq.{version.id}", "order": "task_version_id.asc"}
+        tasks = tuple(map(_task_package, self.connection.all_rows("dataset_version_task", query)))
+        if not tasks:
+            raise TaskError(f"{name}@{reference} has no task", hint="choose another version")
+        names = [task.name for task in tasks]
+        if len(set(names)) < len(names):
+            raise TaskError(f"{name}@{reference} lists a task twice", hint="choose another version")
+        return PackageVersion(_digest(version.content_hash), tasks)
 
     def _package_type(self, name: str) -> str:
         organization, short_name = _split(name)
@@ -198,30 +224,37 @@ class PackageStore:
 def _split(name: str) -> tuple[str, str]:
     match = PACKAGE_NAME.fullmatch(name)
     if match is None:
-        raise TaskError(f"{name!r} is not the name of a package", hint="write ORGANIZATION/NAME")
+        raise TaskError(f"{name[:SHOWN_CHARACTERS]!r} is not the name of a package", hint="write ORGANIZATION/NAME")
     return match[1], match[2]
 
 
 def _digest(content_hash: str) -> str:
     digest = f"sha256:{content_hash}"
     if not DIGEST.fullmatch(digest):
-        raise TaskError(f"the package store gave {content_hash!r} as a hash", hint="check PADDOCK_PACKAGE_STORE")
+        raise TaskError(
+            f"the package store gave {content_hash[:SHOWN_CHARACTERS]!r} as a hash",
+            hint="check PADDOCK_PACKAGE_STORE",
+        )
     return digest
 
 
 def _task_package(row: object) -> TaskPackage:
     task = _read_row(_DatasetTaskRow, row, "dataset_version_task").task_version
+    if task is None:
+        raise TaskError("a task of the dataset cannot be read", hint="a private task needs HARBOR_API_KEY")
     name = f"{task.package.org.name}/{task.package.name}"
     _split(name)
     return TaskPackage(name, _digest(task.content_hash))
 
 
 def _read_row(kind: type[RowT], row: object, table: str) -> RowT:
-    return read_value(kind, row, f"{table} of the package store", _ignore_column)
-
-
-def _ignore_column(where: str, key: str, keys: list[str]) -> None:
-    pass
+    try:
+        return read_value(kind, row, table, ignore_unknown)
+    except TaskError as error:
+        raise TaskError(
+            f"the package store gave another form of {table}: {error.message[:SHOWN_CHARACTERS]!r}",
+            hint="check PADDOCK_PACKAGE_STORE",
+        ) from error
 
 
 def _no_version(name: str, reference: str) -> TaskError:
