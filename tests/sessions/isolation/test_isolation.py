@@ -137,12 +137,15 @@ def test_a_hung_step_does_not_outlive_its_session(serve: Any) -> None:
 def test_sessions_that_share_a_process_share_its_end(serve: Any) -> None:
     server = serve(Fragile, app={"sessions_per_process": 2})
     with SyncClient(server.url) as one, SyncClient(server.url) as two, SyncClient(server.url) as three:
-        pids = [client.reset().observation["pid"] for client in (one, two, three)]
-        assert pids[0] == pids[1] != pids[2]
-        for client, what in ((one, "segfault"), (two, "go")):
+        clients: dict[int, list[SyncClient]] = {}
+        for client in (one, two, three):
+            clients.setdefault(client.reset().observation["pid"], []).append(client)
+        # Sessions are opened in threads, after the handshakes: which two share a process is not fixed.
+        (alone,), (first, second) = sorted(clients.values(), key=len)
+        for client, what in ((first, "segfault"), (second, "go")):
             with pytest.raises(EnvironmentCrashed, match="SIGSEGV"):
                 client.step({"what": what})
-        assert three.step({"what": "go"}).observation["count"] == 1
+        assert alone.step({"what": "go"}).observation["count"] == 1
 
 
 def test_tools_plain_and_async(serve: Any) -> None:
