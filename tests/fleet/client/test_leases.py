@@ -358,11 +358,11 @@ def test_at_the_limit_creates_wait_their_turn_in_order() -> None:
     order: list[int] = []
 
     async def episode(number: int) -> None:
-        await asyncio.sleep(number * 0.02)
+        await asyncio.sleep(number * 0.1)
         async with env_on(plane, recorder) as env:
             await env.reset_async()
             order.append(number)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.3)
             await env.step_async({"done": True})
 
     async def main() -> None:
