@@ -1,4 +1,5 @@
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from paddock.targets import load_target
 
 
 @pytest.fixture
-def notes() -> Notes:
-    return Notes()
+def notes() -> Iterator[Notes]:
+    with closing(Notes()) as notes:
+        yield notes
 
 
 def titles(notes: Notes) -> list[str]:
@@ -60,7 +62,6 @@ def test_a_database_can_be_looked_into_while_it_is_used(notes: Notes, tmp_path: 
         with connection:
             connection.execute("INSERT INTO notes (title) VALUES ('from outside')")
     assert titles(notes) == ["welcome", "in the file", "from outside"]
-    notes.close()
 
 
 def test_the_page_shows_notes_and_trusts_none(notes: Notes) -> None:
@@ -73,9 +74,9 @@ def test_the_page_shows_notes_and_trusts_none(notes: Notes) -> None:
 
 
 def test_instances_share_nothing() -> None:
-    one, two = Notes(), Notes()
-    one.add_note("mine")
-    assert titles(two) == ["welcome"]
+    with closing(Notes()) as one, closing(Notes()) as two:
+        one.add_note("mine")
+        assert titles(two) == ["welcome"]
 
 
 def test_it_is_served_like_any_other() -> None:
