@@ -64,9 +64,9 @@ def find_jobs(connection: sqlite3.Connection, job_id: str | None = None) -> list
     """All jobs, or one, the latest first. The status of a job follows from its sessions."""
     rows = connection.execute(
         "SELECT job_id, name, created_at, (SELECT group_concat(DISTINCT status) FROM sessions"
-        " WHERE sessions.job_id = jobs.job_id) AS statuses FROM jobs WHERE ?1 IS NULL OR job_id = ?1"
-        " ORDER BY rowid DESC",
-        (job_id,),
+        " WHERE sessions.job_id = jobs.job_id) AS statuses FROM jobs"
+        " WHERE :job_id IS NULL OR job_id = :job_id ORDER BY rowid DESC",
+        {"job_id": job_id},
     )
     return [
         {
