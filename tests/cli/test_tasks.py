@@ -1,4 +1,9 @@
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -6,6 +11,7 @@ import pytest
 
 from paddock.cli import main
 from rollouts.played import needs_bwrap
+from tasks.datasets.package_stores import KEY, Store, serve_store
 from tasks.datasets.repositories import commit_files, make_repository
 
 TEST = "if grep -q 1 done; then echo 1; else echo 0; fi > /logs/verifier/reward.txt"
@@ -81,6 +87,24 @@ def test_check_counts_the_faults_of_a_set(address: str, capsys: pytest.CaptureFi
     assert report["faults"] == {"solution-below-1.0": 1}
     assert "2 tasks, 1 passed, 1 failed (1 solution-below-1.0)" in err
     assert run(capsys, "check", address, "--filter", "good")[0] == 0
+
+
+@pytest.mark.parametrize("command", [["tasks", "ls"], ["check"], ["rollout", "--model", "demo"]])
+def test_ctrl_c_removes_what_was_fetched_in_part(command: list[str], tmp_path: Path) -> None:
+    store = Store(slow={"acme/one"})
+    store.publish_dataset("acme/sums", {"acme/one": store.publish_task("acme/one", {"instruction.md": "Do."})})
+    cache = tmp_path / "cache"
+    with serve_store(store) as url:
+        variables = {"PADDOCK_TASKS": str(cache), "PADDOCK_PACKAGE_STORE": url, "PADDOCK_PACKAGE_STORE_KEY": KEY}
+        words = [sys.executable, "-m", "paddock", *command, "acme/sums@latest"]
+        process = subprocess.Popen(words, env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while not list(cache.rglob("*.tar.gz")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, "error: interrupted" in err) == (130, True)
+    assert not list(cache.rglob("*.partial"))
 
 
 @pytest.mark.parametrize("command", ["ls", "pull", "check"])

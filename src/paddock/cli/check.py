@@ -17,7 +17,7 @@ import click
 from paddock import adapters
 from paddock.cli import note, print_json, refuse_unused
 from paddock.cli.interrupts import run_async
-from paddock.cli.task_selection import SELECTION_OPTIONS, select_tasks, selection_options, set_options
+from paddock.cli.task_selection import SELECTION_OPTIONS, read_tasks, select_tasks, selection_options, set_options
 from paddock.config import PADDOCK_AUTH_TOKEN
 from paddock.errors import ConfigError, ConnectFailed, PaddockError, TargetError
 from paddock.targets import FORMS
@@ -67,7 +67,7 @@ def command(
 
     The exit code is 0 if nothing failed, 1 if something did, and 2 if there is nothing to check at TARGET.
     """
-    from paddock.tasks.taskset import is_task_set, load_tasks
+    from paddock.tasks.taskset import is_task_set
 
     if not 0 < timeout < math.inf:
         raise ConfigError(f"--timeout is {timeout:g}", hint="give seconds above 0")
@@ -78,7 +78,7 @@ def command(
     if not is_task:
         refuse_unused(*SELECTION_OPTIONS, why=f"{target} is no task set", hint="leave it out")
     select = partial(select_tasks, pattern=pattern, shard=shard, limit=limit)
-    tasks = select(load_tasks(target, options)) if is_task else None
+    tasks = select(read_tasks(target, options)) if is_task else None
     # The logs and prints of an environment would hide the table and break the JSON.
     with hidden_logs(), redirect_stdout(sys.stderr), progress(target) as announce:
         work = examine(target, timeout, auth_token, announce) if tasks is None else examine_tasks(tasks, announce)

@@ -18,7 +18,7 @@ from paddock.cli.field_options import field_options, read_field_options
 from paddock.cli.interrupts import restored_handlers, run_async
 from paddock.cli.rollout_fork import fork_command
 from paddock.cli.store_options import store_option
-from paddock.cli.task_selection import select_tasks, selection_options, set_options
+from paddock.cli.task_selection import read_tasks, select_tasks, selection_options, set_options
 from paddock.errors import ConfigError, TaskError
 from paddock.rollouts.config import RunConfig
 
@@ -111,9 +111,8 @@ def run(
     """
     from paddock.rollouts.api import run_batch
     from paddock.tasks.task import Task
-    from paddock.tasks.taskset import load_tasks
 
-    chosen = [task for spec in tasks for task in load_tasks(spec, set_options(registry))] + (
+    chosen = [task for spec in tasks for task in read_tasks(spec, set_options(registry))] + (
         [Task(prompt)] if prompt else []
     )
     if not chosen:
@@ -246,9 +245,7 @@ def find_environment(target: str) -> str | Callable[[], Any]:
 
 
 def load_one_task(spec: str) -> Task:
-    from paddock.tasks.taskset import load_tasks
-
-    tasks = list(load_tasks(spec))
+    tasks = read_tasks(spec)
     if len(tasks) != 1:
         raise ConfigError(f"{spec} holds {len(tasks)} tasks", hint="name one task")
     return tasks[0]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from paddock.cli import note
+from paddock.cli.interrupts import interruptible
 from paddock.errors import TaskError
 from paddock.tasks.datasets.resolve import SetOptions
-from paddock.tasks.taskset import TaskSet
+from paddock.tasks.datasets.source import SWEBENCH
+from paddock.tasks.taskset import TaskSet, load_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +47,13 @@ def selection_options(command: CommandT) -> CommandT:
 def set_options(registry: str | None, *, refresh: bool = False) -> SetOptions:
     """How a command looks up a set: what is fetched is reported on stderr."""
     return SetOptions(registry=registry, refresh=refresh, log=note)
+
+
+def read_tasks(set_name: str, options: SetOptions | None = None) -> list[Task]:
+    """The tasks of a set. Ctrl-C removes what was fetched of it in part. Raises TaskError."""
+    # Rows are in a file here: nothing is fetched, and what reads them is imported then.
+    with nullcontext() if set_name.startswith(SWEBENCH) else interruptible():
+        return load_tasks(set_name, options)
 
 
 def select_tasks(tasks: Sequence[Task], *, pattern: str | None, shard: str | None, limit: int | None) -> list[Task]:

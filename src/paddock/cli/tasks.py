@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paddock.cli import note, plural, print_json
-from paddock.cli.task_selection import select_tasks, selection_options, set_options
+from paddock.cli.task_selection import read_tasks, select_tasks, selection_options, set_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -148,9 +148,7 @@ def _selected(
     *,
     refresh: bool = False,
 ) -> list[Task]:
-    from paddock.tasks.taskset import load_tasks
-
-    tasks = load_tasks(set_name, set_options(registry, refresh=refresh))
+    tasks = read_tasks(set_name, set_options(registry, refresh=refresh))
     return select_tasks(tasks, pattern=pattern, shard=shard, limit=limit)
 
 
