@@ -96,7 +96,10 @@ def build(root: Path, requirements: list[str], too_new: list[str], below: Path |
         root.unlink()
     shutil.rmtree(root, ignore_errors=True)
     python = root / "bin" / "python"
-    uv("venv", "--python", interpreter(root.name), str(root))
+    interpreter = find_interpreter(root.name)
+    if interpreter is None:
+        raise FileNotFoundError(f"there is no Python for the peer {root.name}")
+    uv("venv", "--python", interpreter, str(root))
     if below is not None:
         own, seen = (packages(each.parent.parent) for each in (python, below))
         (own / "below.pth").write_text(f"import site; site.addsitedir({str(seen)!r})\n")
@@ -106,22 +109,10 @@ def build(root: Path, requirements: list[str], too_new: list[str], below: Path |
         subprocess.run([*pip, "--ignore-requires-python", *too_new], check=True, stdout=sys.stderr)
 
 
-def has_interpreter(name: str) -> bool:
-    """Whether this machine has a Python for the peer."""
-    return _find_interpreter(NEEDS_PYTHON.get(name, (3, 11))) is not None
-
-
-def interpreter(name: str) -> str:
-    """The Python that the peer is installed for."""
-    found = _find_interpreter(NEEDS_PYTHON.get(name, (3, 11)))
-    if found is None:
-        raise FileNotFoundError(f"there is no Python for the peer {name}")
-    return found
-
-
 @cache
-def _find_interpreter(oldest: tuple[int, int]) -> str | None:
-    """The Python that runs this, or a newer one on the PATH or of pyenv. A shim of pyenv may fail to run."""
+def find_interpreter(name: str) -> str | None:
+    """A Python for the peer: the one that runs this, or a newer one on the PATH or of pyenv."""
+    oldest = NEEDS_PYTHON.get(name, sys.version_info[:2])
     if sys.version_info >= oldest:
         return sys.executable
     names = [f"python3.{minor}" for minor in range(oldest[1], LAST_MINOR + 1)]
@@ -129,6 +120,7 @@ def _find_interpreter(oldest: tuple[int, int]) -> str | None:
     places = [shutil.which(name) for name in names] + [
         str(place) for name in names for place in sorted(of_pyenv.glob(f"{name.removeprefix('python')}.*/bin/{name}"))
     ]
+    # A shim of pyenv is on the PATH, and may fail to run.
     works = (
         place for place in places if place and subprocess.run([place, "-c", ""], capture_output=True).returncode == 0
     )
@@ -147,5 +139,5 @@ def packages(root: Path) -> Path:
 
 
 if __name__ == "__main__":
-    for peer in sys.argv[1:] or filter(has_interpreter, REQUIREMENTS):
+    for peer in sys.argv[1:] or filter(find_interpreter, REQUIREMENTS):
         peer_python(peer)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts.peers import has_interpreter, peer_python
+from scripts.peers import find_interpreter, peer_python
 
 from paddock.tasks.taskset import TASK_SET, load_tasks
 from rollouts.played import needs_bwrap
 from tasks.datasets.package_stores import API_KEY, KEY, Store, serve_store
 
-needs_harbor = pytest.mark.skipif(not has_interpreter("harbor"), reason="Harbor needs Python 3.12")
+needs_harbor = pytest.mark.skipif(find_interpreter("harbor") is None, reason="Harbor needs Python 3.12")
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300), needs_harbor]
 
 PROGRAM_SECONDS = 120

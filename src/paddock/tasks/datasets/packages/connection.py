@@ -57,14 +57,11 @@ class StoreConnection:
         self._api_key = api_key
         self._token: str | None = None
         self._token_lock = threading.Lock()
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()
+        """Once it is set, the downloads and retries of all threads raise TaskError."""
         # urllib would send requests to this machine through a proxy too.
         proxies = [urllib.request.ProxyHandler({})] if is_loopback_url(url) else []
         self._opener = urllib.request.build_opener(_Redirects, *proxies)
-
-    def stop(self) -> None:
-        """End the downloads and retries of all threads: they raise TaskError."""
-        self._stopped.set()
 
     def rows(self, table: str, query: Mapping[str, str]) -> list[Any]:
         """Rows of a table that match a PostgREST query."""
@@ -111,12 +108,11 @@ class StoreConnection:
         with self._open(path, self._read_token()) as response, file.open("wb") as output:
             while chunk := self._read_available(response):
                 size += len(chunk)
-                if size > LARGEST_ARCHIVE or deadline.seconds_left < 0:
-                    raise TaskError(
-                        f"an archive has more than {LARGEST_ARCHIVE} bytes or takes more than {ARCHIVE_SECONDS:g} s",
-                        hint="use another version",
-                    )
-                if self._stopped.is_set():
+                if size > LARGEST_ARCHIVE:
+                    raise TaskError(f"its archive has more than {LARGEST_ARCHIVE} bytes", hint="use another version")
+                if deadline.seconds_left < 0:
+                    raise TaskError(f"its download takes more than {ARCHIVE_SECONDS:g} s", hint="try again later")
+                if self.stopped.is_set():
                     raise TaskError("the download was stopped", hint="try again")
                 output.write(chunk)
             # The bytes that are missing; None where the store named no length.
@@ -162,7 +158,7 @@ class StoreConnection:
             raise self._broken(error) from error
 
     def _read_available(self, response: http.client.HTTPResponse) -> bytes:
-        """What has arrived: a slow store does not keep `stop` waiting."""
+        """What has arrived: with a slow store, too, `stopped` has an effect at once."""
         try:
             return response.read1(CHUNK_BYTES)
         except (OSError, http.client.HTTPException) as error:
@@ -175,8 +171,8 @@ class StoreConnection:
             try:
                 return work()
             except TemporaryFailure as error:
-                self._stopped.wait(BACKOFF.pause(attempt, error.retry_after))
-                if self._stopped.is_set():
+                self.stopped.wait(BACKOFF.pause(attempt, error.retry_after))
+                if self.stopped.is_set():
                     raise
         return work()
 

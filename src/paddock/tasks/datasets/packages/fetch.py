@@ -55,7 +55,7 @@ def fetch_tasks(
             if step and done % step == 0:
                 log(f"fetched {done} of {len(missing)} tasks")
 
-        _for_each(missing, partial(_fetch_task, cache, store), announce, store.connection.stop)
+        _for_each(missing, partial(_fetch_task, cache, store), announce, store.connection.stopped)
     return [_fetch_task(cache, store, task) for task in tasks]
 
 
@@ -94,9 +94,9 @@ def _short_name(task: TaskPackage) -> str:
 
 
 def _for_each(
-    items: Sequence[T], work: Callable[[T], object], announce: Callable[[int], None], stop: Callable[[], None]
+    items: Sequence[T], work: Callable[[T], object], announce: Callable[[int], None], stopped: threading.Event
 ) -> None:
-    """Call `work` for each item in threads. The first exception is raised, and `stop` ends what still works.
+    """Call `work` for each item in threads. The first exception is raised, and `stopped` ends what still works.
 
     The threads are daemons: an interrupted program does not wait for one that hangs.
     """
@@ -104,7 +104,6 @@ def _for_each(
     for item in items:
         waiting.put(item)
     outcomes: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-    stopped = threading.Event()
 
     def run() -> None:
         while not stopped.is_set():
@@ -129,7 +128,6 @@ def _for_each(
             announce(done)
     except BaseException:
         stopped.set()
-        stop()
         deadline = Deadline(STOP_SECONDS)
         for thread in threads:
             thread.join(max(deadline.seconds_left, 0.0))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from paddock.config import HARBOR_API_KEY, PADDOCK_PACKAGE_STORE, PADDOCK_PACKAGE_STORE_KEY, Variable
 from paddock.errors import TaskError
-from paddock.tasks.datasets.packages.connection import StoreConnection
+from paddock.tasks.datasets.packages.connection import SHOWN_CHARACTERS, StoreConnection
 from paddock.tasks.json_values import ignore_unknown, read_value
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 RowT = TypeVar("RowT")
 
-SHOWN_CHARACTERS = 300
 NEWEST = "latest"
 """The tag that Harbor moves to each new version."""
 PACKAGE_NAME = re.compile(r"(\w[\w.-]{0,199})/(\w[\w.-]{0,199})", re.ASCII)
@@ -74,7 +73,7 @@ class _PackageRow:
 
 @dataclass(frozen=True, slots=True)
 class _DatasetVersion:
-    id: str
+    id: str | int
     content_hash: str
 
 
