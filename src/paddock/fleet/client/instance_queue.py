@@ -1,7 +1,8 @@
 """A queue of creates for a plane that runs as many instances as its limit allows, in the order of arrival.
 
 One queue for each plane and key, shared by all event loops of the process. The first in the queue sends its create
-again after a pause; when this process ends an instance, the next one sends at once. Knows no network.
+again after a pause; when this process ends an instance, the next one that has no create under way sends at once. It
+can so overtake one whose create is about to be refused. Knows no network.
 """
 
 from __future__ import annotations
